@@ -31,8 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=1, help="how often a run is killed before it is compared"
     )
-    parser.addoption("--page", type=Path, help="of tests/gpu at full size: docs/gpu.md")
-    parser.addoption("--commit", help="of these files, for --page, if git does not know it")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,7 +6,7 @@
 `make` runs in the project's environment, on a commit without changes. It writes
 
     wheels/                      packages that the benchmarks need and the machine lacks
-    weights/NAME.safetensors     a timm trunk's weights, without its classifier
+    weights/FILE                 weights of a timm model, as they are
     photographs/NAME.tar.gz      images, a folder per class; NAME_test_classes.txt: a file of test classes
     repository/                  all commits and the last one's folders, without the files' contents
     manifest.json                the commit, the version of Python, and the SHA-256 of each file
@@ -29,8 +29,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,7 @@ CONFIG = (
 )
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+say = partial(print, flush=True)
 
 
 def run(command: Sequence[str | Path], **options: Any) -> str:
@@ -78,25 +78,22 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place to make a file or folder in; it takes its name only once it is complete."""
+def refuse_other(folder: Path) -> None:
+    if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder}: is neither empty nor a bundle; name another folder")
+
+
+def make_whole(path: Path, fill: Callable[[Path], object]) -> None:
+    """Fill a folder, which takes its name and the place of an older one only once it is complete."""
     part = path.with_name(f"{path.name}.part")
-    remove(part)
-    part.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     try:
-        yield part
-        remove(path)
+        fill(part)
+        shutil.rmtree(path, ignore_errors=True)
         part.rename(path)
     finally:
-        remove(part)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- make
@@ -105,35 +102,33 @@ def remove(path: Path) -> None:
 def make(arguments: argparse.Namespace) -> None:
     sys.path.insert(0, str(ROOT))
     folder: Path = arguments.folder
-    if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
-        raise SystemExit(f"{folder}: is neither empty nor a bundle; name another folder")
+    refuse_other(folder)
     if changed := git("status", "--porcelain", "--untracked-files=no").splitlines():
-        raise SystemExit(
-            f"{ROOT}: {len(changed)} tracked files have changes, such as {changed[0].split()[-1]}; "
-            "commit them first"
-        )
-    with whole(folder) as part:
-        part.mkdir()
-        fetch_wheels(part / "wheels", arguments.python, arguments.present)
-        if arguments.weights:
-            name = arguments.trunk or arguments.weights.stem
-            save_trunk(arguments.weights, name, part / "weights" / f"{name}.safetensors")
-        if arguments.photographs:
-            name = arguments.photographs.resolve().name
-            pack(arguments.photographs, part / "photographs" / f"{name}.tar.gz", arguments.side)
-            if arguments.test_classes:
-                listed = part / "photographs" / f"{name}_test_classes.txt"
-                shutil.copyfile(arguments.test_classes, listed)
-        copy_commits(part / "repository")
-        files = sorted(path for path in part.rglob("*") if path.is_file())
-        manifest = {
-            "commit": git("rev-parse", "HEAD"),
-            "python": arguments.python,
-            "files": {path.relative_to(part).as_posix(): digest(path) for path in files},
-        }
-        size = sum(path.stat().st_size for path in files) / 2**20
-        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        raise SystemExit(f"{ROOT}: tracked files have changes, commit them: {changed[0]}")
+    make_whole(folder, partial(collect, arguments))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
     say(f"{folder}: {size:.1f} MiB; --side shrinks photographs")
+
+
+def collect(arguments: argparse.Namespace, part: Path) -> None:
+    fetch_wheels(part / "wheels", arguments.python, arguments.present)
+    if arguments.weights:
+        (part / "weights").mkdir()
+        shutil.copyfile(arguments.weights, part / "weights" / arguments.weights.name)
+    if arguments.photographs:
+        name = arguments.photographs.resolve().name
+        pack(arguments.photographs, part / "photographs" / f"{name}.tar.gz", arguments.side)
+        if arguments.test_classes:
+            listed = part / "photographs" / f"{name}_test_classes.txt"
+            shutil.copyfile(arguments.test_classes, listed)
+    copy_commits(part / "repository")
+    files = sorted(path for path in part.rglob("*") if path.is_file())
+    manifest = {
+        "commit": git("rev-parse", "HEAD"),
+        "python": arguments.python,
+        "files": {path.relative_to(part).as_posix(): digest(path) for path in files},
+    }
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def missing_packages(python: str, present: Sequence[str]) -> list[str]:
@@ -178,29 +173,6 @@ def fetch_wheels(folder: Path, python: str, present: Sequence[str]) -> None:
     run([*pip, *options, "--constraint", ROOT / "constraints.txt", *names])
 
 
-def save_trunk(source: Path, name: str, output: Path) -> None:
-    """Save what a trunk takes from a file of weights, in the trunk's own layout."""
-    import timm
-    from safetensors.torch import save_file
-
-    from benchmarks.backbones import load_weights, register
-    from benchmarks.console import let_others_read
-    from benchmarks.settings import ConfigError
-
-    say(f"weights: {source.name}, without the classifier")
-    register()
-    if not timm.is_model(name):
-        raise SystemExit(f"{source}: {name!r} is no model of timm's; name it with --trunk")
-    trunk = timm.create_model(name, num_classes=0, global_pool="")
-    try:
-        load_weights(trunk, source)
-    except ConfigError as error:
-        raise SystemExit(str(error)) from error
-    output.parent.mkdir()
-    save_file(trunk.state_dict(), output)
-    let_others_read(output)
-
-
 def pack(source: Path, archive: Path, side: int | None) -> None:
     """Pack the images below a folder: as they are, or with the shorter side shrunk to `side` pixels."""
     from benchmarks.console import progress_bar
@@ -229,8 +201,7 @@ def shrunk(path: Path, side: int) -> bytes:
         return path.read_bytes()
     scale = side / min(image.size)
     size = tuple(round(length * scale) for length in image.size)
-    buffer = io.BytesIO()
-    kind = Image.registered_extensions()[path.suffix.lower()]
+    buffer, kind = io.BytesIO(), Image.registered_extensions()[path.suffix.lower()]
     image.resize(size, Image.Resampling.LANCZOS).save(buffer, kind, quality=90)
     return buffer.getvalue()
 
@@ -256,19 +227,9 @@ def open_bundle(arguments: argparse.Namespace) -> None:
     folder, target = arguments.folder.resolve(), arguments.target.resolve()
     manifest = read_manifest(folder)
     if not (target / MANIFEST).exists() or read_manifest(target) != manifest:
+        refuse_other(target)
         check(folder, manifest)
-        target.mkdir(parents=True, exist_ok=True)
-        (target / MANIFEST).unlink(missing_ok=True)
-        install(folder / "wheels", target / "site")
-        with whole(target / "weights") as part:
-            part.mkdir()
-            for path in folder.glob("weights/*"):
-                shutil.copyfile(path, part / path.name)
-        with whole(target / "photographs") as part:
-            part.mkdir()
-            for path in sorted(folder.glob("photographs/*")):
-                unpack(path, part)
-        shutil.copyfile(folder / MANIFEST, target / MANIFEST)
+        make_whole(target, partial(unpack, folder))
     place_repository(folder / "repository", manifest["commit"])
 
 
@@ -276,47 +237,37 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
-    except OSError as error:
-        raise SystemExit(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from error
-    except ValueError as error:
-        raise SystemExit(f"{path}: is damaged; copy the bundle again") from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path}: is missing or damaged; is this a bundle?") from error
     return manifest
 
 
 def check(folder: Path, manifest: dict[str, Any]) -> None:
     """Refuse another version of Python, and any file that is missing or not as it was made."""
-    if manifest["python"] != HERE:
-        raise SystemExit(
-            f"{folder}: is for Python {manifest['python']}, this is {HERE}; make it with --python {HERE}"
-        )
+    if (python := manifest["python"]) != HERE:
+        raise SystemExit(f"{folder}: is for Python {python}; make it with --python {HERE}")
     for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise SystemExit(f"{path}: is missing; copy the bundle again")
-        if digest(path) != expected:
-            raise SystemExit(
-                f"{path}: is damaged (its SHA-256 is not that of {MANIFEST}); copy the bundle again"
-            )
+        if not (folder / name).is_file() or digest(folder / name) != expected:
+            raise SystemExit(f"{folder / name}: is missing or damaged; copy the bundle again")
 
 
-def install(wheels: Path, site: Path) -> None:
-    paths = sorted(wheels.glob("*.whl"))
-    say(f"installing {len(paths)} packages into {site}")
-    with whole(site) as part:
-        part.mkdir()
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        if paths:
-            run([*pip, "--no-index", "--no-deps", "--target", part, *paths])
-
-
-def unpack(path: Path, folder: Path) -> None:
-    if not path.name.endswith(".tar.gz"):
-        shutil.copyfile(path, folder / path.name)
-        return
-    name = path.name.removesuffix(".tar.gz")
-    say(f"unpacking {name}")
-    with tarfile.open(path) as file:
-        file.extractall(folder / name, filter="data")
+def unpack(folder: Path, part: Path) -> None:
+    wheels = sorted(folder.glob("wheels/*.whl"))
+    say(f"installing {len(wheels)} packages")
+    (part / "site").mkdir()
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    if wheels:
+        run([*pip, "--no-index", "--no-deps", "--target", part / "site", *wheels])
+    for path in [*folder.glob("weights/*"), *folder.glob("photographs/*")]:
+        place = part / path.parent.name / path.name.removesuffix(".tar.gz")
+        place.parent.mkdir(exist_ok=True)
+        if place.name == path.name:
+            shutil.copyfile(path, place)
+        else:
+            say(f"unpacking {place.name}")
+            with tarfile.open(path) as file:
+                file.extractall(place, filter="data")
+    shutil.copyfile(folder / MANIFEST, part / MANIFEST)
 
 
 def place_repository(repository: Path, commit: str) -> None:
@@ -332,42 +283,35 @@ def place_repository(repository: Path, commit: str) -> None:
     if shutil.which("git") is None:
         say("note: there is no git here: runs will not know their commit")
         return
-    with whole(place) as part:
-        shutil.copytree(repository, part)
-        there = ["git", "--git-dir", part, "--work-tree", ROOT]
-        run([*there, "read-tree", "HEAD"])
-        # Exit status 1: some files differ, which is said below.
-        subprocess.run(
-            [*there, "update-index", "-q", "--refresh"], capture_output=True, check=False
-        )
+    make_whole(place, partial(fill_repository, repository))
     changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
     say(f"commit {commit[:7]}, {len(changed)} files differ from it")
     for line in changed[:10]:
         say(f"  {line}")
 
 
+def fill_repository(repository: Path, part: Path) -> None:
+    shutil.copytree(repository, part, dirs_exist_ok=True)
+    there = ["git", "--git-dir", part, "--work-tree", ROOT]
+    run([*there, "read-tree", "HEAD"])
+    # Exit status 1: some files differ, which is said afterwards.
+    subprocess.run([*there, "update-index", "-q", "--refresh"], capture_output=True, check=False)
+
+
 # ------------------------------------------------------------------------------------------------- the command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Make or open a folder for a machine without a network.", allow_abbrev=False
-    )
+    about = "Make or open a folder for a machine without a network."
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("make", help="write the folder, where there is a network")
     made.set_defaults(command=make)
     made.add_argument("folder", type=Path, metavar="DIR")
     made.add_argument("--python", default=HERE, metavar="3.X", help="of that machine")
-    made.add_argument(
-        "--present",
-        nargs="+",
-        default=PRESENT,
-        metavar="PACKAGE",
-        help="packages that machine has, with all that they need: no wheels of these "
-        f"(default: {' '.join(PRESENT)})",
-    )
-    made.add_argument("--weights", type=Path, metavar="FILE", help="of a timm model, in any format")
-    made.add_argument("--trunk", metavar="NAME", help="the model (default: the name of the file)")
+    about = f"of that machine, with all that they need (default: {' '.join(PRESENT)})"
+    made.add_argument("--present", nargs="+", default=PRESENT, metavar="PACKAGE", help=about)
+    made.add_argument("--weights", type=Path, metavar="FILE", help="of a timm model")
     made.add_argument("--photographs", type=Path, metavar="FOLDER", help="a folder per class")
     made.add_argument("--test-classes", type=Path, metavar="FILE", help="one name per line")
     made.add_argument("--side", type=int, metavar="N", help="shrink their shorter side to N pixels")

@@ -21,15 +21,11 @@ SOURCES = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
-    **{
-        f"examples/{path.stem}.md": f"examples/{path.name}"
-        for path in sorted((ROOT / "examples").glob("*.ipynb"))
-    },
 }
+for path in sorted((ROOT / "examples").glob("*.ipynb")):
+    SOURCES[f"examples/{path.stem}.md"] = f"examples/{path.name}"
 PAGES = {source: page for page, source in SOURCES.items()}
-PAGES["examples"] = (
-    "examples/photographs_in_pml_trainer.md"  # the folder's first page in the navigation
-)
+PAGES["examples"] = "examples/photographs_in_pml_trainer.md"  # first in the navigation
 HOMES = {  # of the public names
     alias.name: node.module
     for node in ast.walk(ast.parse((ROOT / "pml_regularizers" / "__init__.py").read_text()))
@@ -79,12 +75,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     name = page.file.src_uri
     parts = re.split(r"(```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [formulas(relinked(text, name)) for text in parts[::2]]
-    return "".join(
-        equations(part.removeprefix("```math\n").removesuffix("```"))
-        if part.startswith("```math\n")
-        else part
-        for part in parts
-    )
+    for place, part in enumerate(parts):
+        if part.startswith("```math\n"):
+            parts[place] = equations(part.removeprefix("```math\n").removesuffix("```"))
+    return "".join(parts)
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
@@ -151,12 +145,8 @@ def formulas(text: str) -> str:
         # Without the span, Markdown takes a formula that begins a line for a block; it also keeps the comma.
         return f'<span class="formula">{convert(" ".join(inline.split()))}{mark}</span>'
 
-    return re.sub(
-        r"(`[^`]+`)|^\$\$$(.+?)^\$\$$|\$([^$]+)\$([).,;:]*)",
-        drawn,
-        text,
-        flags=re.DOTALL | re.MULTILINE,
-    )
+    pattern = r"(`[^`]+`)|^\$\$$(.+?)^\$\$$|\$([^$]+)\$([).,;:]*)"
+    return re.sub(pattern, drawn, text, flags=re.DOTALL | re.MULTILINE)
 
 
 def equations(latex: str) -> str:

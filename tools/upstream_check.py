@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,27 +38,19 @@ SLOW = (
     "--deselect=tests/utils/test_calculate_accuracies.py::TestCalculateAccuraciesValidK::test_k_warning",
     "--deselect=tests/utils/test_loss_and_miner_utils.py::TestLossAndMinerUtils::test_get_all_triplets_indices",
 )
-NAMED = {"name": "Check", "email": "check@example.com"}
+ENVIRONMENT = {"TEST_DTYPES": "float32,float64", "TEST_DEVICE": "cpu", "PYTHONPATH": "src"}
 
 
 def run(
     command: Sequence[str | Path], folder: Path, *, may_fail: bool = False, **settings: str
 ) -> str:
     """The output of a command, which has to succeed unless it may fail."""
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env={**os.environ, **settings},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    words = list(map(str, command))
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(words, cwd=folder, env={**os.environ, **settings}, check=False, **told)
     if done.returncode and not may_fail:
-        raise SystemExit(
-            f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}"
-        )
-    return done.stdout
+        raise SystemExit(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}")
+    return str(done.stdout)
 
 
 def build(clone: Path, folder: Path) -> Path:
@@ -81,8 +72,8 @@ def build(clone: Path, folder: Path) -> Path:
     unpacked.rename(tree / "src")
     (tree / ".gitignore").write_text("__pycache__/\n*.egg-info/\n")
     run(["git", "init", "--initial-branch=dev"], tree)
-    for name, value in NAMED.items():
-        run(["git", "config", f"user.{name}", value], tree)
+    run(["git", "config", "user.name", "Check"], tree)
+    run(["git", "config", "user.email", "check@example.com"], tree)
     run(["git", "add", "."], tree)
     run(["git", "commit", f"--message={PACKAGE} {version}"], tree)
     return tree
@@ -92,9 +83,8 @@ def suite(tree: Path) -> dict[str, bool]:
     """Test of PML's -> whether it passes; slow and skipped ones are left out."""
     report = tree.parent / "report.xml"
     options = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "-c", os.devnull]
-    options += [f"--junitxml={report}"]
-    settings = {"TEST_DTYPES": "float32,float64", "TEST_DEVICE": "cpu", "PYTHONPATH": "src"}
-    run([sys.executable, "-m", "pytest", *options, *SLOW, "tests"], tree, may_fail=True, **settings)
+    pytest = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *SLOW, "tests"]
+    run(pytest, tree, may_fail=True, **ENVIRONMENT)
     return {
         f"{case.get('classname')}.{case.get('name')}": not list(case)
         for case in ElementTree.parse(report).iter("testcase")
@@ -107,7 +97,7 @@ def own_tests(tree: Path, system: str, python: str, dtypes: str) -> int:
     files = (upstream.SOURCES / system / "tests").rglob("test_*.py")
     paths = [path.relative_to(upstream.SOURCES / system) for path in files]
     names = [".".join(path.with_suffix("").parts) for path in paths]
-    settings = {"TEST_DTYPES": dtypes, "TEST_DEVICE": "cpu", "PYTHONPATH": "src"}
+    settings = {**ENVIRONMENT, "TEST_DTYPES": dtypes}
     output = run([python, "-m", "unittest", *names], tree, **settings)
     return int(output.split("Ran ")[1].split()[0])
 
@@ -115,15 +105,13 @@ def own_tests(tree: Path, system: str, python: str, dtypes: str) -> int:
 def lint(tree: Path, tools: Path, before: str) -> None:
     """PML's three commands, on what was changed since `before`."""
     listed = run(["git", "diff", "--name-only", before, "--", "*.py"], tree).split()
-    settings = {"PYTHONPATH": str(tools)}
     for command in (("black", "--check"), ("isort", "--profile=black", "--check"), ("flake8",)):
-        run([sys.executable, "-m", *command, *listed], tree, **settings)
+        run([sys.executable, "-m", *command, *listed], tree, PYTHONPATH=str(tools))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Show that every pull request of upstream/ fits PML.",
-    )
+    about = "Show that every pull request of upstream/ fits PML."
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("clone", type=Path, metavar="CLONE", help="a clone of PML")
     parser.add_argument("--python", metavar="PATH", help="an interpreter with an older torch")
     arguments = parser.parse_args()
@@ -151,7 +139,6 @@ def main() -> None:
             onto = run(["git", "rev-parse", "HEAD"], tree).strip()
             upstream.place(tree, system, branch=True)
             lint(tree, tools, onto)
-            started = time.monotonic()
             after = suite(tree)
             lost = [test for test, passed in before.items() if passed and not after.get(test)]
             failed = [test for test in after.keys() - before.keys() if not after[test]]
@@ -159,11 +146,8 @@ def main() -> None:
                 raise SystemExit(f"{system}: {len(after)} tests ran; failed: {lost + failed}")
             counts = run(["git", "diff", "--numstat", onto, "HEAD"], tree).splitlines()
             lines = sum(int(n) for line in counts for n in line.split()[:2] if n != "-")
-            print(
-                f"{system}, onto those before: {lines} lines; {sum(after.values())} tests pass, {len(after)} ran, "
-                f"in {time.monotonic() - started:.0f} s; black, isort and flake8 find nothing",
-                flush=True,
-            )
+            told = f"{sum(after.values())} tests pass, {len(after)} ran; nothing for the linters"
+            print(f"{system}, onto those before: {lines} lines; {told}", flush=True)
             before = after
 
 

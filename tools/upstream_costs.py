@@ -27,18 +27,16 @@ def main() -> None:
     def data(*shape: int, classes: int) -> tuple[Tensor, Tensor]:
         return torch.randn(*shape, requires_grad=True), torch.arange(shape[0]) % classes
 
-    contrastive = losses.ContrastiveLoss()
-    confused, confused_labels = data(128, 512, classes=64)
-    energy = losses.EnergyConfusionLoss()
+    contrastive, energy = losses.ContrastiveLoss(), losses.EnergyConfusionLoss()
+    confused = data(128, 512, classes=64)
 
     varied, varied_labels = data(64, 2048, classes=16)
     attention, variance = VarianceAttention(2048), losses.VarianceEstimationLoss()
     embedder = torch.nn.Linear(2048, 128)
 
     def attended() -> Tensor:
-        return contrastive(embedder(attention(varied)), varied_labels) + variance(
-            varied, ref_emb=attention.variance
-        )
+        loss = contrastive(embedder(attention(varied)), varied_labels)
+        return loss + variance(varied, ref_emb=attention.variance)
 
     images = torch.randn(40, 3, 256, 256)
     trunk = googlenet(weights=None, init_weights=False, aux_logits=False)
@@ -46,17 +44,17 @@ def main() -> None:
     embeddings, _ = data(40, 512, classes=5)
     horde = losses.HORDELoss(contrastive, 1024, 512)
 
-    joined, joined_labels = data(100, 512, classes=100)
+    joined = data(100, 512, classes=100)
     pooled, _ = data(100, 1024, classes=100)
     classes, similarity = losses.CosFaceLoss(100, 512), losses.JRSLoss(num_kernels=[3, 3, 1])
 
     def joint() -> Tensor:
-        features = [pooled, classes.get_logits(joined)]
-        return classes(joined, joined_labels) + similarity(joined, joined_labels, features=features)
+        features = [pooled, classes.get_logits(joined[0])]
+        return classes(*joined) + similarity(*joined, features=features)
 
     cases: dict[str, Callable[[], Tensor]] = {
-        "ContrastiveLoss, 128 embeddings of 512": lambda: contrastive(confused, confused_labels),
-        "EnergyConfusionLoss, the same": lambda: energy(confused, confused_labels),
+        "ContrastiveLoss, 128 embeddings of 512": lambda: contrastive(*confused),
+        "EnergyConfusionLoss, the same": lambda: energy(*confused),
         "ContrastiveLoss, 64 features of 2048, 128 dimensions": lambda: contrastive(
             embedder(varied), varied_labels
         ),
@@ -65,7 +63,7 @@ def main() -> None:
         "HORDELoss, their maps of 8 x 8, order 5, moment_dim 8192": lambda: horde(
             embeddings, labels, features=maps
         ),
-        "CosFaceLoss, 100 embeddings of 512, 100 classes": lambda: classes(joined, joined_labels),
+        "CosFaceLoss, 100 embeddings of 512, 100 classes": lambda: classes(*joined),
         "the same + JRSLoss of three representations": joint,
     }
     times: dict[str, list[float]] = {name: [] for name in cases}

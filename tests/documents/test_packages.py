@@ -1,8 +1,11 @@
 """The packages hold what they say."""
 
-import email
-import email.message
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -11,53 +14,66 @@ import yaml
 
 import pml_regularizers
 from tests.documents.test_docs import EXAMPLES, examples
-from tests.support.packages import build_both, tracked
 from tests.support.processes import ROOT
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    return build_both(tmp_path_factory.mktemp("packages"))
+def tracked() -> list[str]:
+    """The files that git tracks or would; skips the test where there is no git repository."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode or not (ROOT / ".git").exists():
+        pytest.skip("not a git repository: packages are built from tracked files")
+    return [name for name in done.stdout.splitlines() if (ROOT / name).exists()]
 
 
-@pytest.fixture(scope="module")
-def metadata(packages: tuple[Path, Path, Path]) -> email.message.Message:
-    with zipfile.ZipFile(packages[2]) as wheel:
-        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-        return email.message_from_bytes(wheel.read(name))
+def build(kind: str, source: Path, output: Path) -> Path:
+    """The "sdist" or "wheel" of a tree, by the setuptools of this environment."""
+    script = f"import sys\nfrom setuptools import build_meta\nprint(build_meta.build_{kind}(sys.argv[1]))"
+    command = [sys.executable, "-c", script, str(output)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return output / done.stdout.splitlines()[-1]
 
 
-def test_the_source_distribution_holds_every_tracked_file(
-    packages: tuple[Path, Path, Path],
-) -> None:
-    _, unpacked, _ = packages
+def build_both(folder: Path) -> tuple[Path, Path]:
+    """The folder that the source distribution unpacks to, and the wheel built from it."""
+    for name in tracked():
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / "source" / name)
+    sdist = build("sdist", folder / "source", folder)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
+    return unpacked, build("wheel", unpacked, folder)
+
+
+@pytest.mark.slow
+def test_the_packages_hold_every_tracked_file_and_the_library_alone(tmp_path: Path) -> None:
+    unpacked, wheel = build_both(tmp_path)
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     made = {name for name in names if ".egg-info/" in name or name.startswith("build/")}
     assert names - made == {*tracked(), "PKG-INFO", "setup.cfg"}
-
-
-def test_the_wheel_holds_the_library_alone(packages: tuple[Path, Path, Path]) -> None:
-    with zipfile.ZipFile(packages[2]) as wheel:
-        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-        assert [name for name in wheel.namelist() if name.endswith("/LICENSE")]
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
+        assert [name for name in file.namelist() if name.endswith("/LICENSE")]
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "pml_regularizers").rglob("*.py")}
     assert names == modules | {"pml_regularizers/py.typed"}
 
 
-def test_metadata(metadata: email.message.Message) -> None:
-    assert metadata["Version"] == pml_regularizers.__version__
-    required = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
-    assert sorted(required) == ["pytorch-metric-learning>=2.9", "torch>=2.4"]
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    text = metadata.get_payload()  # stands alone, without the files beside it
-    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))
-    assert examples(text) == EXAMPLES[ROOT / "README.md"]
+def test_versions_and_requirements_are_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == pml_regularizers.__version__
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
-    assert recipe["context"]["version"] == pml_regularizers.__version__
+    for version in cited["version"], recipe["context"]["version"]:
+        assert version == pml_regularizers.__version__
     needs = {
         need.replace(" ", "").replace("pytorch>=", "torch>=")
         for need in recipe["requirements"]["run"]
     }
-    assert needs == {f"python{metadata['Requires-Python']}", *required}
+    assert needs == {f"python{project['requires-python']}", *project["dependencies"]}
+
+
+def test_the_text_of_the_package_stands_alone() -> None:
+    text = (ROOT / "PACKAGE.md").read_text()
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))
+    assert examples(text) == EXAMPLES[ROOT / "README.md"]

@@ -3,35 +3,19 @@
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 import pml_regularizers
 from tests.support.processes import ROOT
 
-NEEDS_MKDOCS = pytest.mark.skipif(
-    find_spec("material") is None, reason="mkdocs-material, of the extra docs, is not installed"
-)
-
-
-def pages(navigation: Any) -> list[str]:
-    """The paths in a navigation of lists and dicts."""
-    if isinstance(navigation, str):
-        return [navigation]
-    parts = navigation.values() if isinstance(navigation, dict) else navigation
-    return [path for part in parts for path in pages(part)]
-
 
 def test_every_page_and_notebook_is_in_the_navigation_once() -> None:
-    found = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    found = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])
     assert len(found) == len(set(found))
     written = {path.name for path in (ROOT / "docs").glob("*.md")}
     notebooks = {f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.ipynb")}
-    assert len(written) > 20 and len(notebooks) >= 6
     assert written | notebooks | {"index.md", "contributing.md", "changelog.md"} == {
         path for path in found if not path.startswith("api/")
     }
@@ -39,6 +23,7 @@ def test_every_page_and_notebook_is_in_the_navigation_once() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="mkdocs-material, of the extra docs, is not installed")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -46,7 +31,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@NEEDS_MKDOCS
 @pytest.mark.slow
 def test_nothing_is_fetched_when_a_page_is_read(site: Path) -> None:
     fetched = r'<(?:script|img|iframe|source)[^>]* src="?(\w+:)?//|<link[^>]* href="?(\w+:)?//'
@@ -58,7 +42,6 @@ def test_nothing_is_fetched_when_a_page_is_read(site: Path) -> None:
     assert not re.search(r"url\(\W?(\w+:)?//|@import", (site / "assets" / "site.css").read_text())
 
 
-@NEEDS_MKDOCS
 @pytest.mark.slow
 def test_every_public_name_is_described_once(site: Path) -> None:
     text = "".join(path.read_text() for path in (site / "api").glob("*.html"))
@@ -68,7 +51,6 @@ def test_every_public_name_is_described_once(site: Path) -> None:
     assert "<blockquote>" not in text  # an example that was taken for a quotation
 
 
-@NEEDS_MKDOCS
 @pytest.mark.slow
 def test_equations_are_mathml(site: Path) -> None:
     count = 0
@@ -80,12 +62,9 @@ def test_equations_are_mathml(site: Path) -> None:
         assert len(drawn) == len(blocks), page.name
         plain = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.DOTALL)
         assert "$" not in plain, page.name
-        assert not re.search(r"</p>\s*<math", plain), (
-            page.name
-        )  # a formula that has broken its paragraph
-        for equation in re.findall(
-            r"<math.*?</math>", text, re.DOTALL
-        ):  # what the converter does not know, it prints
+        # A formula that has broken its paragraph; commands that the converter does not know.
+        assert not re.search(r"</p>\s*<math", plain), page.name
+        for equation in re.findall(r"<math.*?</math>", text, re.DOTALL):
             assert not re.search(r"\\|>&(amp;)?<", equation), page.name
         count += len(drawn)
     assert count >= 10

@@ -1,42 +1,41 @@
-"""Runs the parts of `make gpu` into a page: `python -m tests.gpu [--page FILE] [--commit HASH] [PART ...]`.
+"""Runs the parts of `make gpu` into a page: `python -m tests.gpu [--page FILE] [--commit HASH]`.
 
-One process runs all of them, since importing takes seconds. If it dies in one, the next goes on behind that part.
+Each part has a process of its own: one that dies or hangs costs no other part.
 """
 
 import argparse
-import subprocess
+import multiprocessing
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.gpu.page import PARTS, descriptions, mark_dead
+from tests.gpu.page import NO_GPU, PARTS, mark_dead, run_part
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    every = list(descriptions())
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
     parser.add_argument(
         "--page", type=Path, default=Path("docs/gpu.md"), help="default: docs/gpu.md"
     )
     parser.add_argument("--commit", help="of these files, if git does not know it")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(every))
     options = parser.parse_args(argv)
-    if unknown := set(options.parts) - set(every):
-        parser.error(f"PART: expected some of {', '.join(every)}, got {min(unknown)!r}")
-    parts = [name for name in every if name in (options.parts or every)]
-    words = ["-q", "-s", "-p", "no:cacheprovider", f"--page={options.page}"]
-    words += [f"--commit={options.commit}"] if options.commit else []
-    worst = 0
-    while parts:
-        status = run_parts([*words, *(f"{PARTS}::test_{name}" for name in parts)])
-        worst = worst or status
-        dead = mark_dead(options.page, status)
-        parts = parts[parts.index(dead) + 1 :] if dead in parts else []
-    return worst
+    statuses = []
+    for name in PARTS:
+        statuses.append(run_apart(name, options.page, options.commit))
+        mark_dead(options.page, statuses[-1])
+        if statuses[-1] == NO_GPU:
+            break
+    return next(filter(None, statuses), 0)
 
 
-def run_parts(words: Sequence[str]) -> int:
-    return subprocess.call([sys.executable, "-m", "pytest", *words])
+def run_apart(name: str, page: Path, commit: str | None) -> int:
+    """The exit status of a part in a process forked from one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.gpu.page"])
+    process = context.Process(target=run_part, args=(name, page, commit))
+    process.start()
+    process.join()
+    return int(process.exitcode or 0)
 
 
 if __name__ == "__main__":

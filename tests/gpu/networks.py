@@ -3,7 +3,6 @@
 import copy
 import datetime
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +16,9 @@ import pml_regularizers as ours
 
 GROUP_SECONDS = {"cuda": 20, "cpu": 300}
 """Limit of a process group: a sandbox may let processes wait for each other for ever. A CPU may be busy."""
+
+BACKENDS = {"cuda": {"gloo": 2, "nccl": 1}, "cpu": {"gloo": 2}}
+"""Numbers of processes that share the batch, by device and backend."""
 
 
 class Sizes(NamedTuple):
@@ -147,44 +149,13 @@ def small_network(device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     sizes = Sizes(48, 36, 16, 8, 32, 3, 12)
     trunk = nn.Sequential(nn.Conv2d(3, sizes.C, 3), nn.Tanh())
-    names = (
-        "binomial deviance",
-        "HORDE, cascaded",
-        "HORDE, sketch",
-        "JRS",
-        "energy confusion",
-        "VEM",
-    )
-    terms = {name.replace(" ", "_").replace(",", ""): LOSSES[name](sizes) for name in names}
+    names = ("binomial deviance", "HORDE, cascaded", "HORDE, sketch")
+    names += ("JRS", "energy confusion", "VEM")
+    terms = {name: LOSSES[name](sizes) for name in names}
     loss = ours.DistributedLoss(MultipleLosses(terms, weights=dict.fromkeys(terms, 1.0)))
     images = torch.randn(sizes.N, 3, 8, 8, dtype=torch.float64)
     network = Network(trunk, sizes.C, sizes.E, loss, vem=True).to(device, torch.float64)
     return network, images.to(device), (torch.arange(sizes.N) // 4).to(device)
-
-
-def groups(device: str) -> list[tuple[str, int]]:
-    """Backends, and the number of processes with each."""
-    return [("gloo", 2), *([("nccl", 1)] if device == "cuda" else [])]
-
-
-def start_processes(device: str, folder: str) -> Any:
-    """Start two processes on "cuda" or "cpu", early since importing takes seconds; their results go to a folder."""
-    return torch.multiprocessing.spawn(share_batch, (device, folder), nprocs=2, join=False)
-
-
-def join(processes: Any, seconds: float) -> None:
-    """Wait for the processes, and end those that take longer.
-
-    Raises:
-        ProcessRaisedException: with the error of one of them.
-        TimeoutError: if they take longer.
-    """
-    end = time.monotonic() + seconds
-    while not processes.join(timeout=0.5):
-        if time.monotonic() > end:
-            for process in processes.processes:
-                process.kill()
-            raise TimeoutError(f"two processes have not ended in {seconds:.0f} s")
 
 
 def share_batch(rank: int, device: str, folder: str) -> None:
@@ -196,7 +167,7 @@ def share_batch(rank: int, device: str, folder: str) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(0)
-    for backend, count in groups(device):
+    for backend, count in BACKENDS[device].items():
         if rank >= count:
             continue
         dist.init_process_group(

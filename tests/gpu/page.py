@@ -1,14 +1,34 @@
 """The page docs/gpu.md: what the parts of `make gpu` have found."""
 
-import ast
+import faulthandler
+import gc
 import re
+import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.console import replace_file
+import torch
 
-PARTS = Path(__file__).with_name("test_parts.py")
+from benchmarks.console import replace_file
+from benchmarks.speed.measuring import current_device, origin
+from tests.gpu.correctness import correctness, float16
+from tests.gpu.part import Part
+from tests.gpu.retrieval import retrieval
+from tests.gpu.steps import glyphs, steps
+
+PARTS = {part.__name__: part for part in (correctness, steps, retrieval, float16, glyphs)}
+"""In the order in which they run. A docstring's first line is the title on the page, the others are the text."""
+
+LIMITS = {"correctness": 60, "steps": 90, "retrieval": 30, "float16": 15, "glyphs": 45}
+"""Seconds of the parts on a machine with one H100."""
+
+GRACE = 30
+"""Seconds beyond its limit after which a part's process is ended: it hangs."""
+
+NO_GPU = 2
+"""Exit status of a part that finds no GPU."""
 
 INTRODUCTION = """# On a GPU
 
@@ -22,19 +42,42 @@ too large. Times are medians of rounds in which the rows take turns, and a ratio
 of the same round.
 """
 
-NO_ORIGIN = "**Nobody has run this on a GPU yet.**"
-
 NOT_ENDED = "not ended"
 """Outcome of a part while it runs; it stays if the part's process dies."""
 
 
-def descriptions() -> dict[str, str]:
-    """The docstrings of the parts, by name, in the order in which they run."""
-    return {
-        node.name.removeprefix("test_"): str(ast.get_docstring(node))
-        for node in ast.parse(PARTS.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
+def run_part(name: str, page: Path, commit: str | None) -> None:
+    """Run a part unless the page says that it has passed, at this commit on this machine; exit 1 if it fails."""
+    if not torch.cuda.is_available():
+        print(f"torch {torch.__version__} finds no GPU here", file=sys.stderr)
+        sys.exit(NO_GPU)
+    measured = origin("make gpu", commit)
+    others = read_page(page, measured)
+    if others.get(name, "").startswith("passed"):
+        print(f"{name}: it has passed", file=sys.stderr)
+        sys.exit(0)
+
+    def keep(part: Part, outcome: str = NOT_ENDED) -> None:
+        write_page(page, measured, others | {name: part.results(outcome)})
+
+    gc.freeze()  # what is there already need not be looked through again and again
+    faulthandler.dump_traceback_later(LIMITS[name] + GRACE, exit=True)
+    # As for matrix products; bfloat16 stays as fast.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    started = time.monotonic()
+    part = Part(False, current_device(), LIMITS[name], keep)
+    keep(part)
+    part.run(name, 0, lambda: PARTS[name](part))
+    seconds = f"{time.monotonic() - started:.0f} s"
+    if part.failures:
+        outcome = f"failed after {seconds}: {'; '.join(part.failures)}"
+    else:
+        outcome = f"passed in {seconds}" if part.blocks else "not run"
+    keep(part, outcome)
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{name}: {outcome}", file=sys.stderr)
+    sys.exit(bool(part.failures))
 
 
 def read_page(path: Path, origin: str) -> dict[str, str]:
@@ -46,12 +89,11 @@ def read_page(path: Path, origin: str) -> dict[str, str]:
     return {match[1]: match[2].strip() for match in found if match}
 
 
-def write_page(path: Path, origin: str | None, results: Mapping[str, str]) -> None:
+def write_page(path: Path, origin: str, results: Mapping[str, str]) -> None:
     """Write the page with the results so far; one line names the parts without any."""
-    text = INTRODUCTION.format(origin=origin or NO_ORIGIN)
-    missing = []
-    for name, description in descriptions().items():
-        title, _, about = description.partition("\n\n")
+    text, missing = INTRODUCTION.format(origin=origin), []
+    for name, part in PARTS.items():
+        title, _, about = str(part.__doc__).partition("\n\n")
         title = title.rstrip(".")
         if name not in results:
             missing.append(f"{title[0].lower()}{title[1:]} (`{name}`)")
@@ -63,12 +105,10 @@ def write_page(path: Path, origin: str | None, results: Mapping[str, str]) -> No
     replace_file(path, text.encode())
 
 
-def mark_dead(path: Path, status: int) -> str | None:
-    """Name the part whose process ended before it did, if there is one, and say so on the page."""
+def mark_dead(path: Path, status: int) -> None:
+    """Say on the page that a part's process has ended before it did, where that is so."""
+    said = f"\\1failed, its process ended with status {status}"
     text = path.read_text() if path.exists() else ""
-    match = re.search(rf"\n`(\w+)`: {NOT_ENDED}", text)
-    if match is None:
-        return None
-    said = f"\n`{match[1]}`: failed, its process ended with status {status}"
-    replace_file(path, text.replace(match[0], said, 1).encode())
-    return match[1]
+    marked = re.sub(rf"(\n`\w+`: ){NOT_ENDED}", said, text)
+    if marked != text:
+        replace_file(path, marked.encode())

@@ -16,14 +16,13 @@ from benchmarks.reporting import Table
 class Part:
     """Checks and measures on a device, within a limit of seconds.
 
-    Neither a check that fails nor an error ends it: it goes on with its other checks, and fails in `finish`.
+    Neither a check that fails nor an error ends it: they become `failures`, and it goes on with its other checks.
 
     Args:
         tiny: Tiny sizes, only to show that it runs.
         device: Where it runs.
         seconds: Its limit, from now on.
         keep: Called after each finding.
-        clock: Gives the seconds.
     """
 
     def __init__(
@@ -32,33 +31,29 @@ class Part:
         device: torch.device,
         seconds: float = math.inf,
         keep: Callable[["Part"], None] = lambda part: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.tiny, self.device, self.keep, self.clock = tiny, device, keep, clock
-        self.end = clock() + seconds
+        self.tiny, self.device, self.keep = tiny, device, keep
+        self.end = time.monotonic() + seconds
         self.blocks: list[str | Table] = []
         self.left_out: list[str] = []
         self.failures: list[str] = []
 
-    def seconds_left(self) -> float:
-        return self.end - self.clock()
-
     def run(self, what: str, seconds: float, step: Callable[[], object]) -> None:
-        """Take a step of the part if so many seconds are left; its error is kept, unless the GPU is lost."""
-        if self.seconds_left() < seconds:
+        """Take a step of the part if so many seconds are left; its error is kept."""
+        left = self.end - time.monotonic()
+        if left < seconds:
             self.leave_out(f"{what} (no time)")
             return
-        print(f"  {self.seconds_left():7.1f} s left: {what}", file=sys.stderr, flush=True)
+        print(f"  {left:7.1f} s left: {what}", file=sys.stderr, flush=True)
         try:
+            free_memory()
             step()
         except ModuleNotFoundError as error:
             self.leave_out(f"{what} (needs {error.name})")
         except Exception as error:
             traceback.print_exc()
-            self._fail(f"{what}: {describe(error)}")
-            if is_lost(self.device):
-                raise
-        free_memory()
+            said = " ".join(str(error).split())[:300]
+            self._fail(f"{what}: {type(error).__name__}: {said}")
 
     def leave_out(self, what: str) -> None:
         self.left_out.append(what)
@@ -72,13 +67,10 @@ class Part:
         """
         found, expected = (x if isinstance(x, list) else [x] for x in (found, expected))
         expected = [torch.as_tensor(x).detach().double().flatten() for x in expected]
-        found = [
-            torch.as_tensor(a).detach().to(b.device).double().flatten()
-            for a, b in zip(found, expected, strict=True)
-        ]
         least = max(b.abs().max().item() for b in expected) / 1000
         largest, fault = 0.0, ""
         for index, (a, b) in enumerate(zip(found, expected, strict=True), start=1):
+            a = torch.as_tensor(a).detach().to(b.device).double().flatten()
             scale = max(b.abs().max().item(), least)
             errors = (a - b).abs().nan_to_num(torch.inf)
             worst = int(errors.argmax())
@@ -89,12 +81,10 @@ class Part:
                     f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
                 )
             largest = max(largest, error)
+        if not (self.blocks and isinstance(self.blocks[-1], Table)):
+            self.blocks.append(Table(["compared", "error", "at most"], []))
         row = [name, f"**{largest:.1e}**" if fault else f"{largest:.1e}", f"{bound:.1e}"]
-        last = self.blocks[-1] if self.blocks else None
-        if isinstance(last, Table):
-            last.rows.append(row)
-        else:
-            self.blocks.append(Table(["compared", "error", "at most"], [row]))
+        self.blocks[-1].rows.append(row)  # type: ignore[union-attr]
         if fault:
             self._fail(fault)
         self.keep(self)
@@ -108,11 +98,6 @@ class Part:
         self.failures.append(fault)
         self.keep(self)
 
-    def finish(self) -> None:
-        """Raise an AssertionError with the failures, if there are any."""
-        if self.failures:
-            raise AssertionError("; ".join(self.failures))
-
     def results(self, outcome: str) -> str:
         """The outcome and everything that was found, as Markdown."""
         blocks = [x.markdown() if isinstance(x, Table) else x for x in self.blocks]
@@ -121,26 +106,9 @@ class Part:
         return "\n\n".join([f"{outcome}.", *blocks])
 
 
-def describe(error: BaseException) -> str:
-    """Kind and first words of an error, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def free_memory() -> None:
     """Give back what earlier steps have left on the GPU, and count its peak anew."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def is_lost(device: torch.device) -> bool:
-    """True after an error of CUDA that every later call of this process repeats."""
-    if device.type != "cuda":
-        return False
-    try:
-        torch.cuda.synchronize()
-        torch.ones(1, device=device).item()
-    except Exception:
-        return True
-    return False

@@ -1,14 +1,16 @@
 """Training steps with each method, and where their time goes."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from pytorch_metric_learning.losses import MultipleLosses
-from torch import Tensor, nn
+from torch import nn
 
 import pml_regularizers as ours
 from benchmarks.reporting import Table
@@ -17,16 +19,16 @@ from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
 from tests.gpu import floors
 from tests.gpu.correctness import (
-    can_compile,
+    PAPER,
+    TRUNKS,
     draw_features,
     draw_matrices,
     draw_tables,
-    paper_sizes,
     project,
 )
 from tests.gpu.networks import Network, Sizes, horde, make_trunk
 from tests.gpu.part import Part
-from tests.gpu.timing import Rates, count_kernels, measure_rates, peak_bytes, seconds_of
+from tests.gpu.timing import Rates, matmul_precision, measure_rates, peak_bytes
 
 CALLS = 4
 """Steps that are timed at once, without a wait between them."""
@@ -71,53 +73,35 @@ class Steps:
     """Training steps behind one trunk on one batch, by method: autocast to bfloat16, channels_last, fused Adam."""
 
     def __init__(self, part: Part, trunk: str, images: int) -> None:
-        self.device = device = part.device
-        side, N = (32, 4) if part.tiny else (256, images)
+        device, (side, N) = part.device, (32, 4) if part.tiny else (256, images)
         self.trunk = make_trunk(trunk, part.tiny).to(device, memory_format=torch.channels_last)
         batch = torch.randn(N, 3, side, side, device=device)
         self.images = batch.contiguous(memory_format=torch.channels_last)
         self.labels = torch.arange(N, device=device) // 4
-        with torch.no_grad():
-            self.features = self.trunk_output(self.images).detach()
-        P = self.features[0, 0].numel()
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            P = self.trunk(self.images)[0, 0].numel()
         C, (E, d, K) = self.trunk.num_features, (8, 64, 3) if part.tiny else (512, 8192, 5)
         self.sizes = Sizes(N, P, C, E, d, K, 100)
         self.trained: dict[str, tuple[Network, torch.optim.Optimizer]] = {}
 
-    def add(self, name: str, method: str, change: Callable[[nn.Module], Any] | None = None) -> None:
-        """Make the network and the optimizer of a method, its loss changed by a function such as torch.compile."""
-        with self.device:  # drawing the paper's matrices on the CPU takes seconds
-            loss = METHODS[method][0](self.sizes)
-            network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=method == "VEM")
-        network = network.to(self.device)
-        network.loss = change(network.loss) if change else network.loss
+    def add(self, name: str) -> None:
+        """Make the network and the optimizer of a method, and take a step."""
+        with self.images.device:  # drawing the paper's matrices on the CPU takes seconds
+            loss = METHODS[name][0](self.sizes)
+            network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=name == "VEM")
+        network = network.to(self.images.device)
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
+        self.step(network, optimizer)  # makes Adam's state, lets cuDNN choose
         self.trained[name] = network, optimizer
 
-    def trunk_output(self, images: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16):
-            output: Tensor = self.trunk(images)
-        return output
-
-    def step(self, name: str) -> None:
-        """A whole training step."""
-        network, optimizer = self.trained[name]
+    def step(self, network: Network, optimizer: torch.optim.Optimizer) -> None:
         network(self.images, self.labels, torch.bfloat16).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     def steps(self, name: str) -> None:
         for _ in range(CALLS):
-            self.step(name)
-
-    def loss_alone(self, name: str) -> None:
-        """Head and loss, forward and backward, on kept outputs of the trunk."""
-        network, _ = self.trained[name]
-        features = self.features.detach().requires_grad_()
-        with torch.autocast(self.device.type, torch.bfloat16):
-            embeddings = network.head(features)
-        network.loss(embeddings, self.labels).backward()
-        network.zero_grad()
+            self.step(*self.trained[name])
 
 
 def tell_rates(part: Part) -> Rates:
@@ -132,20 +116,12 @@ def tell_rates(part: Part) -> Rates:
     return rates
 
 
-def measure_steps(part: Part, trunk: str, images: int, rates: Sequence[Rates]) -> None:
+def measure_steps(part: Part, trunk: str, images: int, rates: Rates) -> None:
     """The table of one trunk and batch."""
-    steps, ready = Steps(part, trunk, images), []
-
-    def warm(name: str) -> None:
-        steps.add(name, name)
-        steps.step(name)  # makes Adam's state, lets cuDNN choose
-        ready.append(name)
-
+    steps = Steps(part, trunk, images)
     for name in METHODS:
-        part.run(f"{trunk}, {images} images, {name}", 0, partial(warm, name))
-    if ALONE not in ready:  # nothing to compare with
-        return
-    rows = {name: partial(steps.steps, name) for name in ready}
+        part.run(f"{trunk}, {images} images, {name}", 0, partial(steps.add, name))
+    rows = {name: partial(steps.steps, name) for name in steps.trained}
     rounds, memory = Comparison(trunk, "", rows, rounds=5, memory=peak_bytes).measure(part.tiny)
     header = ["", "step, ms", "ratio", "least to most", "extra, ms", "floor, ms", "extra / floor"]
     table = Table([*header, "MB"], [])
@@ -153,39 +129,19 @@ def measure_steps(part: Part, trunk: str, images: int, rates: Sequence[Rates]) -
         pairs = list(zip(times, rounds[ALONE], strict=True))
         ratios = [own / base for own, base in pairs]
         extra = statistics.median(own - base for own, base in pairs) / CALLS
-        floor = METHODS[name][1](steps.sizes).seconds(rates[0]) if rates else 0
+        floor = METHODS[name][1](steps.sizes).seconds(rates)
         row = [f"{1e3 * statistics.median(times) / CALLS:.2f}", f"{statistics.median(ratios):.3f}"]
         row += [f"{min(ratios):.3f} to {max(ratios):.3f}", f"{1e3 * extra:.2f}"]
-        row += [f"{1e3 * floor:.2f}" if rates else ""]
         # Launches alone take longer than a tenth of a millisecond.
-        row += [f"{extra / floor:.1f}" if floor > 1e-4 else ""]
+        row += [f"{1e3 * floor:.2f}", f"{extra / floor:.1f}" if floor > 1e-4 else ""]
         table.rows.append([name, *row, f"{memory[name] / 1e6:,.0f}"])
     about = f"{len(rounds[ALONE])} rounds of {CALLS} steps"
     part.tell(f"### {trunk}, {len(steps.images)} images\n\n{about}.\n\n{table.markdown()}")
 
 
-def measure_losses_alone(part: Part) -> None:
-    """Where the time of small losses goes: the host's share, and the kernels."""
-    steps = Steps(part, "resnet50", 40)
-    table = Table(["", "until the host is done, ms", "until the GPU is done, ms", "kernels"], [])
-    for name in METHODS:
-        steps.add(name, name)
-        run = partial(steps.loss_alone, name)
-        run()
-        times = [seconds_of(run) for _ in range(1 if part.tiny else 20)]
-        host, done = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-        table.rows.append([name, f"{host:.2f}", f"{done:.2f}"])
-    for row in table.rows:  # last: a profiler may slow down what follows
-        row.append(f"{count_kernels(partial(steps.loss_alone, row[0])):,}")
-    part.tell(
-        "### Head and loss alone\n\nForward and backward on kept outputs of resnet50, "
-        f"{len(steps.images)} images, on an idle GPU.\n\n{table.markdown()}"
-    )
-
-
 def measure_blocks(part: Part) -> None:
     """Forward and backward of the moments at several block sizes; the size that is set comes first."""
-    sizes = paper_sizes(part.tiny)
+    sizes = PAPER[part.tiny]
     x, gradient = draw_features(part, sizes)
     x.requires_grad_()
     matrices = [W.requires_grad_() for W in draw_matrices(part, sizes)]
@@ -219,14 +175,49 @@ def with_block(module: Any, block: int, run: Callable[[], object]) -> None:
             run()
 
 
-def measure_compiled(part: Part) -> None:
-    """Steps with the loss alone, and with the same loss compiled."""
-    if not can_compile(part):
-        return
-    steps, compiled = Steps(part, "resnet50", 40), "binomial deviance, compiled"
-    steps.add(ALONE, ALONE)
-    steps.add(compiled, ALONE, torch.compile)
-    steps.add(DEFAULT, DEFAULT)
-    rows = {name: partial(steps.steps, name) for name in steps.trained}
-    times = Comparison("The loss compiled", "resnet50, 40 images", rows, rounds=9, memory=None)
-    part.tell(times.section(part.tiny))
+def steps(part: Part) -> None:
+    """Whole training steps with each method.
+
+    A step is the forward and backward pass of ResNet-50 or GoogLeNet at 256 px, a head of 512 and a loss, and fused
+    Adam, under autocast to bfloat16, in channels_last; products in float32 run in TF32. HORDE's default are
+    sketches of orders 2 and 3 with d = 1024; random and cascaded ones have the paper's K = 5 and d = 8192. Extra is
+    what a step takes longer than with binomial deviance alone. The floor is the time that its added matrix products
+    and passes over memory take at the rates of this card, which the first table gives; `tests/gpu/floors.py` counts
+    them. Launches of kernels are not in the floor: what adds next to no work still has to launch. Memory is the
+    growth of the peak of torch's allocator in a step.
+    """
+    rates = tell_rates(part)
+    benchmark = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+    with benchmark, matmul_precision("high"):  # as in a training that shall be fast
+        for images, seconds in ((40, 14), (112, 18))[: 1 if part.tiny else 2]:
+            for trunk in TRUNKS[: 1 if part.tiny else 2]:
+                measure = partial(measure_steps, part, trunk, images, rates)
+                part.run(f"{trunk}, {images} images", seconds, measure)
+        part.run("block sizes", 8, partial(measure_blocks, part))
+
+
+def glyphs(part: Part) -> None:
+    """A run on Glyphs by the runner.
+
+    `benchmarks/run.py --recipe glyphs/demo/binomial_horde`, shortened to 300 steps of 80 images of 32 px. Its
+    images per second are those of the training steps, without tests and checkpoints. The loss must fall.
+    """
+    from benchmarks.records import load_run
+    from benchmarks.run import main
+
+    words = ["--recipe=glyphs/demo/binomial_horde", "--report=false", "--evaluation.every=0"]
+    words += ["--data.max_classes=24"] if part.tiny else []
+    words += [f"--optimization.steps={2 if part.tiny else 300}"]
+    with tempfile.TemporaryDirectory() as folder:
+        assert main([*words, f"--data.root={folder}", f"--output={folder}/run"]) == 0
+        run = load_run(Path(folder, "run"))
+        losses = run.table("training")["loss"]
+    about = run.info
+    rows = [["images per second", f"{about['images_per_second']:.0f}"]]
+    rows += [["Recall@1 at the end", f"{about['metrics']['recall_at_1']:.3f}"]]
+    if gibibytes := about["peak_memory_gib"].get("gpu"):
+        rows += [["peak memory on the GPU", f"{gibibytes:.2f} GiB"]]
+    rows += [["loss at first and at the end", f"{losses[0]:.4g}, {losses[-1]:.4g}"]]
+    part.tell(Table(["the run", ""], rows).markdown())
+    rose = f"the loss rose from {losses[0]:.4g} to {losses[-1]:.4g}"
+    assert part.tiny or losses[-1] < losses[0], rose

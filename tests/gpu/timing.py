@@ -15,15 +15,14 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def seconds_of(run: Callable[[], object], calls: int = 1) -> tuple[float, float]:
-    """Seconds of a call, of several without a wait between them: until Python goes on, and until it is done."""
+def seconds_of(run: Callable[[], object], calls: int = 1) -> float:
+    """Seconds of a call, of several without a wait between them."""
     wait()
     start = time.perf_counter()
     for _ in range(calls):
         run()
-    host = time.perf_counter() - start
     wait()
-    return host / calls, (time.perf_counter() - start) / calls
+    return (time.perf_counter() - start) / calls
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -68,7 +67,7 @@ def measure_rates(tiny: bool, device: torch.device) -> Rates:
 
     def least(run: Callable[[], object], calls: int) -> float:
         run()
-        return min(seconds_of(run, calls)[1] for _ in range(3))
+        return min(seconds_of(run, calls) for _ in range(3))
 
     products = {}
     for name, (dtype, precision) in PRECISIONS.items():
@@ -78,17 +77,6 @@ def measure_rates(tiny: bool, device: torch.device) -> Rates:
     source, one = torch.ones(numbers, device=device), torch.ones(1, device=device)
     copy = least(partial(torch.empty_like(source).copy_, source), 5)
     return Rates(products, 8 * numbers / copy, least(partial(one.add_, 1), launches))
-
-
-def count_kernels(run: Callable[[], object]) -> int:
-    """Kernels that a call launches; 0 where the profiler cannot watch the device."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] * torch.cuda.is_initialized()
-    wait()
-    with torch.profiler.profile(activities=kinds) as profiler:
-        run()
-        wait()
-    return sum(event.count for event in profiler.key_averages() if "LaunchKernel" in event.key)
 
 
 @contextmanager

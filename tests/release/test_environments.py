@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.test_docs import EXAMPLES
-from tests.support.packages import build_both
+from tests.documents.test_packages import build_both
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.release
@@ -42,16 +42,10 @@ def interpreter(version: str) -> str:
 
 
 def run(*command: object, folder: Path) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_ADDOPTS": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    clean = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_ADDOPTS": ""}
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": TIMEOUT}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=clean, text=True, check=False, **told)
     assert done.returncode == 0, done.stdout[-8000:]
     return done.stdout
 
@@ -59,7 +53,7 @@ def run(*command: object, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The unpacked source distribution without the code, and the wheel."""
-    _, unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
+    unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
     for code in ("pml_regularizers", "benchmarks"):
         shutil.rmtree(unpacked / code)
     return unpacked, wheel
@@ -69,12 +63,11 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def python(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterator[Path]:
     """The interpreter of an environment that has the wheel: gigabytes, removed when its tests are done."""
     version, bounds = request.param
-    with tempfile.TemporaryDirectory() as folder:
-        run(interpreter(version), "-m", "venv", folder, folder=Path(folder))
-        made = Path(folder) / "bin" / "python"
-        needed = [packages[1], *bounds, "timm", *TESTS_NEED]
+    with tempfile.TemporaryDirectory() as name:
+        folder, made = Path(name), Path(name) / "bin" / "python"
+        run(interpreter(version), "-m", "venv", name, folder=folder)
         pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run(*pip, *needed, folder=Path(folder))
+        run(*pip, packages[1], *bounds, "timm", *TESTS_NEED, folder=folder)
         yield made
 
 
@@ -84,9 +77,8 @@ def test_the_example_of_readme_runs_without_a_warning(python: Path, tmp_path: Pa
     (tmp_path / "example.py").write_text(example + where)
     file, version = run(python, "-W", "error", "example.py", folder=tmp_path).split()
     assert Path(file).is_relative_to(python.parents[1])
-    assert f"Version: {version}\n" in run(
-        python, "-m", "pip", "show", "pml-regularizers", folder=tmp_path
-    )
+    shown = run(python, "-m", "pip", "show", "pml-regularizers", folder=tmp_path)
+    assert f"Version: {version}\n" in shown
 
 
 def test_the_library_passes_its_tests(

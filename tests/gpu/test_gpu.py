@@ -1,0 +1,138 @@
+"""`make gpu` without a GPU: its parts run at a tiny size, what is wrong fails, and what is found is kept."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import __main__ as driver
+from tests.gpu import page
+from tests.gpu.page import INTRODUCTION, PARTS, read_page, run_part, write_page
+from tests.gpu.part import Part
+from tests.support.processes import ROOT
+
+CPU = torch.device("cpu")
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=SLOW) for name in ("correctness", "steps", "glyphs")]
+    + ["retrieval", "float16"],
+)
+def test_a_part_runs_at_a_tiny_size(name: str) -> None:
+    part = Part(True, CPU)
+    PARTS[name](part)
+    assert part.failures == part.left_out == []
+    assert part.blocks
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [(1.2, 1.0), ([1.0, torch.tensor([4.0, 2.0])], [1.0, torch.tensor([4.0, 3.0])]), (0.0, 0.0)]
+    + [(math.nan, 1.0), (math.inf, math.inf)],
+)
+def test_a_wrong_number_is_a_failure(found: object, expected: object) -> None:
+    part = Part(True, CPU)
+    part.check("value", found, expected, 0.1)
+    part.check("other", 1.0, 1.0, 0.1)
+    (failure,) = part.failures
+    assert re.match(r"value: tensor . of .*got .*expected ", failure)
+    assert re.search(r"\| value \| \*\*\S+\*\* \|", part.results(""))
+    assert "| other | 0.0e+00 | 1.0e-01 |" in part.results("")
+
+
+def test_an_error_a_missing_package_and_the_clock_cost_no_other_step() -> None:
+    kept: list[str] = []
+    part = Part(True, CPU, 60, keep=lambda part: kept.append(part.results("not ended")))
+
+    def divide() -> None:
+        part.tell("a table")
+        assert kept[-1].endswith("a table")  # at once
+        raise ZeroDivisionError("by\nnothing")
+
+    def lacking() -> None:
+        import no_such_package  # noqa: F401
+
+    part.run("division", 0, divide)
+    part.run("package", 0, lacking)
+    part.run("hour", 3600, divide)
+    part.run("last", 0, lambda: part.check("value", 1, 1, 0))
+    assert re.fullmatch(
+        r"not ended\.\n\na table\n\n(\|.*\n)+\| value \| 0.0e\+00 \| 0.0e\+00 \|\n\n"
+        r"Left out: package \(needs no_such_package\); hour \(no time\)\.",
+        kept[-1],
+    )
+    assert part.failures == ["division: ZeroDivisionError: by nothing"]
+
+
+def test_a_part_fails_goes_on_and_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is this machine's processor, and another function has the part's place."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(page, "current_device", lambda: CPU)
+    monkeypatch.setattr(page, "origin", lambda command, commit: f"{command} at {commit}")
+    path, numbers = tmp_path / "gpu.md", [2, None, 1]
+
+    def find(part: Part) -> None:
+        """A title.
+
+        Words.
+        """
+        assert not part.tiny
+        if (number := numbers.pop(0)) is None:
+            import no_such_package  # noqa: F401
+        part.check("at first", number, 1, 0)
+        part.check("at last", 1, 1, 0)
+
+    monkeypatch.setitem(PARTS, "float16", find)
+
+    def run(commit: str = "a") -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_part("float16", path, commit)
+        return int(ended.value.code), read_page(path, f"make gpu at {commit}")["float16"]
+
+    status, wrong = run()
+    fault = "at first: tensor 1 of 1, entry 0: got 2, expected 1 to 0.0e+00 of 1"
+    assert re.match(rf"failed after \d+ s: {re.escape(fault)}\.\n", wrong)
+    assert "| at first | **1.0e+00** | 0.0e+00 |\n| at last | 0.0e+00 | 0.0e+00 |" in wrong
+    assert status == 1
+    assert run() == (0, "not run.\n\nLeft out: float16 (needs no_such_package).")
+    status, right = run()
+    assert status == 0 and re.match(r"passed in \d+ s\.\n", right)
+    assert run() == (0, right)  # not once more
+    numbers.append(1)
+    assert run("b")[0] == 0 and not numbers  # what passed at another commit says nothing
+
+
+def test_a_part_that_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, first, *others = tmp_path / "gpu.md", *PARTS
+    found: dict[str, str] = {}
+
+    def run_apart(name: str, path: Path, commit: str | None) -> int:
+        found[name] = "not ended.\n\n| a |" if name == first else "passed."
+        write_page(path, "a", read_page(path, "a") | {name: found[name]})
+        return -11 if name == first else 0
+
+    monkeypatch.setattr(driver, "run_apart", run_apart)
+    assert driver.main([f"--page={path}"]) == -11
+    dead = "failed, its process ended with status -11.\n\n| a |"
+    assert read_page(path, "a") == {first: dead} | dict.fromkeys(others, "passed.")
+
+
+@SLOW
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_written(tmp_path: Path) -> None:
+    assert driver.main([f"--page={tmp_path}/gpu.md"]) == page.NO_GPU
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_committed_page_has_every_part() -> None:
+    committed = (ROOT / "docs" / "gpu.md").read_text()
+    before, after = INTRODUCTION.split("{origin}")
+    assert committed.startswith(before) and after in committed
+    assert set(PARTS) <= set(re.findall(r"`(\w+)`", committed))

@@ -1,0 +1,107 @@
+import torch
+
+from ..distances import LpDistance
+from ..utils import common_functions as c_f
+from .base_metric_loss_function import BaseMetricLossFunction
+
+
+def energy_confusion(x, classes, num_classes):
+    """Mean squared Euclidean distance between the images of each pair of classes: eq. 3."""
+    return _squared_energies(x, _class_average(classes, num_classes))
+
+
+def _class_average(classes, num_classes):
+    """Means (C, ...); 0 for a class without images."""
+
+    def sums(values):
+        return values.new_zeros(num_classes, *values.shape[1:]).index_add(
+            0, classes, values
+        )
+
+    # Older MPS backends add no int64.
+    counts = sums(torch.ones_like(classes, dtype=torch.int32)).clamp(min=1)
+
+    def average(values):
+        return sums(values) / counts.view(-1, *[1] * (values.ndim - 1))
+
+    return average
+
+
+def _squared_energies(x, average):
+    """Eq. 3 of squared Euclidean distances, by the rows of the average."""
+    if x.dtype == torch.float64 or x.device.type == "mps":  # which has no float64
+        energies, _ = _closed_form(x, average)
+    else:
+        energies, terms = _closed_form(x, average)
+        # Of classes so close float32 would leave too few digits of their energy.
+        if (16 * energies < terms).fill_diagonal_(False).any():
+            energies, _ = _closed_form(x.double(), average)
+    return energies.clamp(min=0).to(x.dtype)
+
+
+def _closed_form(x, average):
+    """Eq. 3, and the terms q_I + q_J that it subtracts from."""
+    x = x - x.detach().mean(dim=0)  # a common offset would drown the distances
+    mu, q = average(x), average((x * x).sum(dim=1))
+    terms = q.unsqueeze(1) + q
+    return torch.addmm(terms, mu, mu.t(), alpha=-2), terms  # eq. 3
+
+
+def _off_diagonal(x):
+    """The entries of a (C, C) matrix that are not on its diagonal, row by row: (C * (C - 1),)."""
+    C = len(x)
+    return x.flatten()[1:].view(C - 1, C + 1)[:, :-1].flatten()
+
+
+class EnergyConfusionLoss(BaseMetricLossFunction):
+    """Implementation of the energy confusion term of https://arxiv.org/abs/1901.07169"""
+
+    def __init__(self, log=True, **kwargs):
+        super().__init__(**kwargs)
+        if getattr(self.distance, "is_inverted", True):
+            raise ValueError(
+                "distance: expected one of PML's that grow with distance, such as LpDistance(power=2), "
+                f"got {type(self.distance).__name__}"
+            )
+        self.log = log
+        self.add_to_recordable_attributes(name="log", is_stat=False)
+        self.add_to_recordable_attributes(name="between_class_energy", is_stat=True)
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        c_f.labels_required(labels)
+        c_f.ref_not_supported(embeddings, labels, ref_emb, ref_labels)
+        c_f.indices_tuple_not_supported(indices_tuple)
+        names, classes = torch.unique(labels, return_inverse=True)
+        C = len(names)
+        if C < 2:
+            return self.zero_losses()
+        energies = self._energies(embeddings, _class_average(classes, C))
+        if self.collect_stats:
+            self.between_class_energy = _off_diagonal(energies.detach()).mean().item()
+        members = classes.new_empty(C).scatter_(
+            0, classes, c_f.torch_arange_from_size(embeddings)
+        )
+        members = members.expand(C, C)  # an image of each class
+        return {
+            "loss": {
+                "losses": _off_diagonal(self._terms(energies)),
+                "indices": (_off_diagonal(members.t()), _off_diagonal(members)),
+                "reduction_type": "neg_pair",
+                "divisor": C * (C - 1),
+            }
+        }
+
+    def get_default_distance(self):
+        return LpDistance(p=2, power=2)
+
+    def _energies(self, x, average):
+        """Mean distances between all classes, eq. 3, by the rows of the average."""
+        distance = self.distance
+        if type(distance) is LpDistance and distance.p == 2 and distance.power == 2:
+            normalized = distance.maybe_normalize(x)
+            distance.set_default_stats(x, x, normalized, normalized)
+            return _squared_energies(normalized, average)
+        return average(average(distance(x)).t()).t()
+
+    def _terms(self, energies):
+        return torch.log1p(energies) if self.log else energies  # eq. 11, or eq. 7

@@ -1,0 +1,63 @@
+import torch
+
+from ..utils import common_functions as c_f
+from .base_metric_loss_function import BaseMetricLossFunction
+
+
+def variance_errors(features, predicted, *, unbiased=False):
+    """Squared errors of the predicted variances of all features over the batch, the terms of eq. 3: (m,)."""
+    # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
+    centred = features - features.mean(dim=0)
+    variance = (centred * centred).sum(dim=0) / max(len(features) - int(unbiased), 1)
+    return (variance - predicted) ** 2
+
+
+class VarianceEstimationLoss(BaseMetricLossFunction):
+    """Implementation of the variance loss of
+    Second-Order Estimation Based Attention Network for Metric Learning
+    """
+
+    def __init__(self, unbiased=False, **kwargs):
+        if "distance" in kwargs:
+            raise ValueError("VarianceEstimationLoss cannot use a distance function")
+        super().__init__(**kwargs)
+        self.unbiased = unbiased
+        self.add_to_recordable_attributes(list_of_names=["unbiased"], is_stat=False)
+        self.add_to_recordable_attributes(
+            list_of_names=["batch_variance", "predicted_variance", "gate_range"],
+            is_stat=True,
+        )
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        c_f.indices_tuple_not_supported(indices_tuple)
+        c_f.labels_not_supported(labels, ref_labels)
+        features, rows = embeddings, ref_emb
+        if rows is features or rows.shape[1:] != features.shape[1:]:
+            raise ValueError(
+                "ref_emb must be the predicted variance, of shape (1, num_features)"
+            )
+        if len(features) == 0:
+            return self.zero_losses()
+        predicted = rows.mean(
+            dim=0
+        )  # equal rows: each sample gets its share of A's gradient
+        losses = variance_errors(features, predicted, unbiased=self.unbiased)
+        if self.collect_stats:
+            predicted = predicted.detach()
+            gate = torch.sigmoid(predicted)
+            self.batch_variance = (
+                features.detach().var(dim=0, unbiased=False).mean().item()
+            )
+            self.predicted_variance = predicted.mean().item()
+            self.gate_range = (gate.max() - gate.min()).item()
+        return {
+            "loss": {
+                "losses": losses,
+                "indices": c_f.torch_arange_from_size(losses),
+                "reduction_type": "element",
+                "divisor": len(losses),
+            }
+        }
+
+    def get_default_distance(self):
+        """Return None: nothing uses it."""
