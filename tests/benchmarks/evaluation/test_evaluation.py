@@ -68,13 +68,6 @@ def accelerator() -> Accelerator:
     return Accelerator(cpu=True)
 
 
-def test_cluster_metrics_of_clear_clusters_are_one():
-    pytest.importorskip("faiss")
-    labels = torch.arange(6).repeat_interleave(5) * 3 + 1  # any integers
-    vectors = torch.eye(6)[labels // 3] + 0.01 * torch.randn(30, 6)
-    assert cluster_metrics(vectors, labels) == pytest.approx({"NMI": 1, "AMI": 1, "F1": 1})
-
-
 def test_cluster_metrics_equal_their_definitions(monkeypatch):
     """2 I / (H + H) and F1 of a given clustering, counted by hand."""
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -174,19 +167,6 @@ def test_workers_outlive_a_signal_and_leave_the_global_random_state_alone(accele
     found, _ = Evaluator(accelerator, model, 4, num_workers=1).embed(Interrupted(10))
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(found, expected)
-
-
-def test_extract_follows_each_forward(accelerator):
-    model, seen = build_model(), []
-    model[3].register_forward_hook(lambda module, args, flat: seen.append(flat))
-
-    def extract(embeddings):
-        return torch.cat([seen.pop()[:, :2], embeddings], dim=1)
-
-    found = evaluate(accelerator, model, Images(10), batch_size=4, extract=extract)
-    assert found.descriptors.shape == (10, 8) and not seen
-    assert torch.equal(found.descriptors[:, 2:], found.embeddings)
-    assert not found.embeddings.requires_grad and not found.descriptors.requires_grad
 
 
 class Broken(nn.Module):

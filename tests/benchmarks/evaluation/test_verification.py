@@ -86,15 +86,6 @@ def test_the_interval_leaves_out_each_class() -> None:
         assert half_width == pytest.approx(t * math.sqrt(variance), rel=1e-9)
 
 
-def test_by_hand() -> None:
-    """Two classes, at 0 and 90 degrees; one image of the second lies in the first."""
-    vectors = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-    found = verify(vectors, torch.tensor([0, 0, 1, 1]))
-    # One class: 1, 0. Two: 0, 1, 0, 1.
-    assert found["area"] == (2 * 1 + 2 * 0.5 + 2 * 0.5) / 8
-    assert found["area_half_width"] is None  # a class alone has no pair of two
-
-
 def test_a_rate_without_enough_pairs_or_without_a_similarity() -> None:
     """Copies of two classes are not kept apart."""
     vectors, labels = made(9, 100)

@@ -1,7 +1,6 @@
 """`python -m benchmarks.evaluate` tests a run's network, or an export, on its own images and on others."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,6 @@ def tested(tmp_path: Path) -> Any:
 def printed(capsys: Any) -> str:
     """Without the breaks between lines."""
     return " ".join(capsys.readouterr().out.split())
-
-
-def of_table(pictures: Path, file: Path, column: str, cell: Callable[[int, int], str]) -> list[str]:
-    """Settings of a table with one more column, by class and image."""
-    lines = [
-        f"class{i}/{j}.png,class{i},{cell(i, j)}" for i in range(CLASSES) for j in range(IMAGES)
-    ]
-    file.write_text("\n".join([f"path,label,{column}", *lines]))
-    return ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
-
-
-SMALL = [f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"]
-SMALL += ["--optimization.steps=1", "--evaluation.every=0"]
 
 
 def test_a_run_has_its_own_numbers_and_others(
@@ -97,35 +83,24 @@ def test_own_queries_are_searched_in_an_own_gallery(
     trained: Path, pictures: Path, tested: Any, tmp_path: Path
 ) -> None:
     """The gallery has one image of each class: Recall@8 of eight classes is 1."""
-    words = of_table(pictures, tmp_path / "t.csv", "is_query", lambda i, j: f"{int(j > 0)}")
-    found = tested(trained, *words, "--evaluation.verification=false")
+    names = [(f"class{i}", j) for i in range(CLASSES) for j in range(IMAGES)]
+    lines = [f"{name}/{j}.png,{name},{int(j > 0)}" for name, j in names]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,is_query", *lines]))
+    words = ["--data.dataset=table", f"--data.table={tmp_path / 't.csv'}"]
+    found = tested(trained, *words, f"--data.root={pictures}", "--evaluation.verification=false")
     assert found["metrics"]["recall_at_8"] == 1.0
     assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1), "all classes"
     assert "verification" not in found
-
-
-def test_a_table_is_trained_on_and_its_known_classes_tested(
-    pictures: Path, tested: Any, tmp_path: Path, capsys: Any
-) -> None:
-    words = [*SMALL, "--data.samples_per_class=2", "--data.known_classes=true"]
-    words += of_table(
-        *(pictures, tmp_path / "t.csv", "split"),
-        lambda i, j: "train" if j < 2 and i else "test",
-    )
-    record = finished(words, tmp_path / "run")
-    told = "table: test classes, 7 of them trained on by other photographs, (8 classes, 18 images)"
-    assert told in printed(capsys)
-    assert record["data"]["known_classes"] == 7
-    assert tested(tmp_path / "run")["metrics"] == record["metrics"]
-    assert "table: test classes (8 classes, 18 images)" in printed(capsys)
 
 
 @pytest.mark.slow
 def test_a_run_on_all_classes_is_tested_on_its_own(
     pictures: Path, tested: Any, tmp_path: Path
 ) -> None:
-    words = [*SMALL, "--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
-    words += ["--precision=float64", "--evaluation.verification=true"]
+    words = ["--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
+    words += [f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"]
+    words += ["--optimization.steps=1", "--evaluation.every=0", "--evaluation.verification=true"]
+    words += ["--precision=float64"]
     record = finished(words, tmp_path / "run")
     found = tested(tmp_path / "run", "--evaluation.verification=true")
     assert found["metrics"] == record["metrics"]

@@ -5,7 +5,6 @@ import io
 import re
 import runpy
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,23 +128,6 @@ def test_the_example_shows_the_images_upright(
     status, _, errors = search(searchable, folder, query, f"--html={query}")
     assert (status, query.read_bytes()) == (2, before)
     assert f"--html: {query} is there already" in errors
-
-
-def test_the_search_that_an_export_prints_can_be_pasted(
-    plain: Path, tmp_path: Path, search: Search, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "an export; it's new"
-    assert main([str(plain), f"--output={output}"]) == 0
-    command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
-    words = subprocess.run(
-        ["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert words[:2] == ["examples/search_folder.py", str(output)]
-    status, printed, _ = search(*words[1:])
-    assert (status, len(printed.splitlines())) == (0, 1 + 5)
 
 
 def test_no_search_is_printed_without_images(run: Path) -> None:

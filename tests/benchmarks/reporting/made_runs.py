@@ -68,19 +68,13 @@ def add_curves_and_images(folder: Path) -> None:
     )
 
 
-def tables(markdown: str) -> list[list[dict[str, str]]]:
-    """The rows of the markdown's tables, by column name."""
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE):
-        lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
-        header, _, *rows = lines
-        found.append([dict(zip(header, row, strict=True)) for row in rows])
-    return found
-
-
 def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
-    return tables(markdown)[number]
+    """The rows of one of the markdown's tables, by column name."""
+    block = re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE)[number]
+    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
+    header, _, *rows = lines
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def all_rows(markdown: str) -> list[dict[str, str]]:
-    return [row for rows in tables(markdown) for row in rows]
+    return [row for number in range(markdown.count("| :--")) for row in table(markdown, number)]

