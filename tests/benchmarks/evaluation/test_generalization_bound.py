@@ -33,7 +33,7 @@ def divided(x: Tensor, labels: Tensor, mask: Tensor) -> tuple[list[Any], list[An
     return both
 
 
-def test_equal_the_oracle() -> None:
+def test_equal_the_oracle():
     seen, unseen = domain(4, 8), domain(3, 6, first=4)
     half, most = ({}, 0.5), ({"train_fraction": 0.8, "seed": 3}, 0.8)
     for arguments, fraction in (half, most):
@@ -47,7 +47,7 @@ def test_equal_the_oracle() -> None:
         assert h_divergence(*seen, *unseen, **arguments) == pytest.approx(exact, abs=1e-12)
 
 
-def test_numbers_of_the_published_rows_do_not_move() -> None:
+def test_numbers_of_the_published_rows_do_not_move():
     """As computed by the code of the published results, on halves of each class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40).repeat(10)
@@ -59,7 +59,7 @@ def test_numbers_of_the_published_rows_do_not_move() -> None:
     assert h_divergence(*data) == 0.815
 
 
-def test_the_seed_decides_and_the_global_generators_are_left_alone() -> None:
+def test_the_seed_decides_and_the_global_generators_are_left_alone():
     seen, unseen = domain(4, 20), domain(4, 20, first=4)
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     by_seed = [h_divergence(*seen, *unseen, seed=seed) for seed in (0, 1, 2, 0)]
@@ -70,7 +70,7 @@ def test_the_seed_decides_and_the_global_generators_are_left_alone() -> None:
     assert (numpy_state == np.random.get_state()[1]).all()  # noqa: NPY002
 
 
-def test_a_fraction_of_every_class_is_fitted_on() -> None:
+def test_a_fraction_of_every_class_is_fitted_on():
     labels = torch.tensor([7] * 8 + [3] * 2 + [5] * 11)[torch.randperm(21)]
     for fraction in (0.01, 0.25, 0.5, 0.99):
         mask = training_mask(labels, fraction, 0)
@@ -79,7 +79,7 @@ def test_a_fraction_of_every_class_is_fitted_on() -> None:
             assert (labels[mask] == name).sum() == exact
 
 
-def test_parts_are_disjoint_complete_and_stratified() -> None:
+def test_parts_are_disjoint_complete_and_stratified():
     labels = torch.tensor([c for c in range(7) for _ in range(10 + 3 * c)])[torch.randperm(133)]
     parts = stratified_parts(labels, seed=3)
     assert len(parts) == 10
@@ -104,6 +104,6 @@ X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
         (lambda: confidence_interval([1.0]), "values: expected at least 2 for an interval, got 1"),
     ],
 )
-def test_invalid_arguments(call: Any, message: str) -> None:
+def test_invalid_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,13 +1,11 @@
 """Neighbours that a run saves for its report: every number by brute force."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, neighbours, save_showcase
+from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, save_showcase
 from benchmarks.evaluation.tester import Measured, rank
 
 
@@ -41,20 +39,8 @@ def ranked(data: Images, embeddings: Tensor, query: int) -> list[int]:
     return [i for i in distances.argsort().tolist() if gallery[i] and i != query]
 
 
-def test_neighbours_among_duplicates() -> None:
-    """More duplicates than k: the query may be missing from its own ranking."""
-    embeddings = torch.tensor([[1.0, 0.0]]).repeat(7, 1)
-    for k in (1, 6):
-        found = neighbours(embeddings, k, torch.arange(7), None)
-        assert found.shape == (7, k)
-        for query, row in enumerate(found.tolist()):
-            assert query not in row and len(set(row)) == k
-
-
 @pytest.mark.parametrize("gallery", [False, True])
-def test_queries_are_spread_best_and_worst_with_their_neighbours(
-    gallery: bool, tmp_path: Path
-) -> None:
+def test_queries_are_spread_best_and_worst_with_their_neighbours(gallery, tmp_path):
     """The best and the worst are of different classes."""
     data = Images(gallery=gallery)
     embeddings = torch.randn(5, 4)[data.labels] + torch.randn(len(data), 4)

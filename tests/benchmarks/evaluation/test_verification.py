@@ -1,6 +1,5 @@
 """Verification: counted in blocks, the same as scikit-learn's curve of all pairs, on one process and on several."""
 
-import itertools
 import math
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn.functional import normalize
 from benchmarks.evaluation import verification
 from benchmarks.evaluation.verification import BINS, verify
 from tests.benchmarks.runs import as_accelerator
-from tests.support.pool import Pool, Processes
+from tests.support.pool import Processes
 
 RATES = (0.1, 0.01)
 QUERIES = torch.arange(200) % 3 == 0
@@ -29,22 +28,16 @@ def made(classes: int, images: int) -> tuple[Tensor, Tensor]:
     return 3 * (centres[labels] + noise), labels
 
 
-def all_pairs(
-    vectors: Tensor, labels: Tensor, is_query: Tensor | None
-) -> tuple[np.ndarray, np.ndarray]:
+def all_pairs(vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> tuple[Any, Any]:
     """Whether each pair is of one class, and its similarity: by hand."""
-    unit = normalize(vectors.double())
-    pairs = [*itertools.combinations(range(len(labels)), 2)]
-    if is_query is not None:
-        pairs = [(i, j) for i, j in pairs if is_query[i] != is_query[j]]
-    i, j = torch.tensor(pairs).T
-    return (labels[i] == labels[j]).numpy(), (unit[i] * unit[j]).sum(dim=1).numpy()
+    unit, (i, j) = normalize(vectors.double()), torch.combinations(torch.arange(len(labels))).T
+    kept = torch.ones_like(i).bool() if is_query is None else is_query[i] != is_query[j]
+    same, similarities = labels[i] == labels[j], (unit[i] * unit[j]).sum(dim=1)
+    return same[kept].numpy(), similarities[kept].numpy()
 
 
 @pytest.mark.parametrize("is_query", [None, QUERIES], ids=["all", "gallery"])
-def test_it_is_the_curve_of_all_pairs(
-    is_query: Tensor | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_curve_of_all_pairs(is_query, monkeypatch):
     monkeypatch.setattr(verification, "BLOCK_ROWS", 7)
     monkeypatch.setattr(verification, "GROUPS", 8)
     vectors, labels = made(40, 200)
@@ -67,7 +60,7 @@ def test_it_is_the_curve_of_all_pairs(
         assert row["true_accepts_half_width"] > 0 and row["threshold_half_width"] > 0
 
 
-def test_the_interval_leaves_out_each_class() -> None:
+def test_the_interval_leaves_out_each_class():
     vectors, labels = made(7, 80)
     found = verify(vectors, labels, rates=(0.05,))
     areas, accepts = [], []
@@ -86,7 +79,7 @@ def test_the_interval_leaves_out_each_class() -> None:
         assert half_width == pytest.approx(t * math.sqrt(variance), rel=1e-9)
 
 
-def test_a_rate_without_enough_pairs_or_without_a_similarity() -> None:
+def test_a_rate_without_enough_pairs_or_without_a_similarity():
     """Copies of two classes are not kept apart."""
     vectors, labels = made(9, 100)
     first, second = verify(vectors, labels, rates=(0.01, 0.001))["rates"]
@@ -101,9 +94,7 @@ def test_a_rate_without_enough_pairs_or_without_a_similarity() -> None:
     ("value", "labels", "line"),
     [(1.0, [0, 1, 2], "got 0 and 3"), (math.nan, [0, 0, 1], "got NaN or inf")],
 )
-def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(
-    value: float, labels: list[int], line: str
-) -> None:
+def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(value, labels, line):
     with pytest.raises(ValueError, match=line):
         verify(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
 
@@ -116,7 +107,7 @@ def verified(processes: Processes) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_process_finds_what_one_finds(pool: Pool) -> None:
+def test_every_process_finds_what_one_finds(pool):
     [alone] = pool.run(verified, processes=1)
     assert 0.5 < alone[0]["area"] < 1
     for together in pool.run(verified, processes=3):

@@ -21,7 +21,7 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
     return card(replace(trained, run=run, experiment=experiment), 0.0)
 
 
-def test_the_card_tells_what_was_measured(trained: Path, exported: Path) -> None:
+def test_the_card_tells_what_was_measured(trained, exported):
     text = (exported / "README.md").read_text()
     info = json.loads((trained / "run.json").read_text())
     front = yaml.safe_load(text.split("---\n", 2)[1])
@@ -34,7 +34,7 @@ def test_the_card_tells_what_was_measured(trained: Path, exported: Path) -> None
     assert f" at commit {info['commit']}." in text
 
 
-def test_a_card_names_ones_own_folder_and_no_path_to_it(plain: Path) -> None:
+def test_a_card_names_ones_own_folder_and_no_path_to_it(plain):
     trained = load_trained(plain)
     data = replace(trained.experiment.data, dataset="folder", root=Path("/home/me/my shoes"))
     paths = {"root": "/home/me/my= shoes", "weights": "/home/me,/a b.pt", "url": "https://x.org/a"}
@@ -50,7 +50,7 @@ def test_a_card_names_ones_own_folder_and_no_path_to_it(plain: Path) -> None:
     assert "/home" not in text
 
 
-def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
+def test_the_card_of_an_unfinished_run_has_no_results(plain):
     text = told(plain, {"status": "stopped", "steps": 7000})
     assert "this is the checkpoint of step 3 of a run that is stopped" in text
     assert "Recall" not in text
@@ -58,7 +58,7 @@ def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
     assert "Recall" not in told(plain, {"steps": 4}), "measured at another checkpoint"
 
 
-def test_a_setting_writes_no_lines_into_the_card(plain: Path) -> None:
+def test_a_setting_writes_no_lines_into_the_card(plain):
     lines = "x\n\n# Mine\n\n```\n\n````\n# Mine"
     card, settings = told(plain, {"config": {"label": lines}}).split("<summary>")
     assert "# Mine" not in card
@@ -67,6 +67,6 @@ def test_a_setting_writes_no_lines_into_the_card(plain: Path) -> None:
     assert yaml.safe_load(block)["label"] == lines
 
 
-def test_the_card_imports_the_trunks_that_timm_lacks(plain: Path) -> None:
+def test_the_card_imports_the_trunks_that_timm_lacks(plain):
     for trunk, ours in (("test_resnet", False), ("googlenet", True)):
         assert ("\nregister()" in told(plain, {}, trunk=trunk)) == ours

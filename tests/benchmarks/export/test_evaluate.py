@@ -38,9 +38,7 @@ def printed(capsys: Any) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_a_run_has_its_own_numbers_and_others(
-    trained: Path, pictures: Path, tested: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_path, capsys):
     """To the bit, whatever the K, also if its images were moved; the run's folder stays as it is."""
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     (tmp_path / "moved").symlink_to(pictures)
@@ -59,16 +57,13 @@ def test_a_run_has_its_own_numbers_and_others(
     assert "may have been trained" not in output
 
 
-def test_an_export_gives_the_runs_numbers_on_some_classes_of_other_images(
-    trained: Path, exported: Path, pictures: Path, tested: Any, tmp_path: Path, capsys: Any
-) -> None:
-    """Its test view and its weights are those of the run."""
+def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, tmp_path, capsys):
+    """On some classes of other images: its test view and its weights are those of the run."""
     (tmp_path / "other").mkdir()
     for i in (1, 3, 4):
         (tmp_path / "other" / f"class{i}").symlink_to(pictures / f"class{i}")
     words = ["--data.dataset=folder", f"--data.root={tmp_path / 'other'}"]
-    words += ["--data.test_classes=0.67"]
-    found = [tested(folder, *words) for folder in (trained, exported)]
+    found = [tested(of, *words, "--data.test_classes=0.67") for of in (trained, exported)]
     assert printed(capsys).count("may have been trained on some of these classes") == 2
     for record in found:
         assert (record["data"]["test_classes"], record["data"]["test_images"]) == (2, 2 * IMAGES)
@@ -79,9 +74,7 @@ def test_an_export_gives_the_runs_numbers_on_some_classes_of_other_images(
         assert value == pytest.approx(found[0]["metrics"][name], abs=1e-6)
 
 
-def test_own_queries_are_searched_in_an_own_gallery(
-    trained: Path, pictures: Path, tested: Any, tmp_path: Path
-) -> None:
+def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path):
     """The gallery has one image of each class: Recall@8 of eight classes is 1."""
     names = [(f"class{i}", j) for i in range(CLASSES) for j in range(IMAGES)]
     lines = [f"{name}/{j}.png,{name},{int(j > 0)}" for name, j in names]
@@ -94,9 +87,7 @@ def test_own_queries_are_searched_in_an_own_gallery(
 
 
 @pytest.mark.slow
-def test_a_run_on_all_classes_is_tested_on_its_own(
-    pictures: Path, tested: Any, tmp_path: Path
-) -> None:
+def test_a_run_on_all_classes_is_tested_on_its_own(pictures, tested, tmp_path):
     words = ["--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
     words += [f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"]
     words += ["--optimization.steps=1", "--evaluation.every=0", "--evaluation.verification=true"]
@@ -108,9 +99,7 @@ def test_a_run_on_all_classes_is_tested_on_its_own(
     assert "verification" in found, "it was asked for"
 
 
-def test_a_command_that_cannot_be_meant(
-    trained: Path, exported: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):
     output, taken = tmp_path / "x.json", tmp_path / "taken.json"
     taken.touch()
     for folder, words, line in (

@@ -7,7 +7,6 @@ import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import load_network
-from benchmarks.export.__main__ import main
 from benchmarks.export.trained import embed
 from benchmarks.export.writing import example_query
 from benchmarks.records.files import read_json, write_json
@@ -26,14 +24,10 @@ from tests.support.processes import ROOT
 Search = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture(scope="module")
-def program() -> Any:
-    return runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
-
-
 @pytest.fixture
-def search(program: Any, capsys: pytest.CaptureFixture[str]) -> Search:
+def search(capsys: pytest.CaptureFixture[str]) -> Search:
     """Runs the example; its status, and what it wrote to stdout and stderr."""
+    program = runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
 
     def run(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -46,22 +40,13 @@ def search(program: Any, capsys: pytest.CaptureFixture[str]) -> Search:
     return run
 
 
-@pytest.fixture(scope="module")
-def searchable(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("searchable") / "out"
-    assert main([str(plain), f"--output={output}"]) == 0
-    return output
-
-
-def test_the_example_finds_the_nearest_images(
-    plain: Path, searchable: Path, pictures: Path, search: Search
-) -> None:
+def test_the_example_finds_the_nearest_images(trained, exported, pictures, search):
     queries = ["class5/2.png", "class1/0.png"]
-    words = [searchable, pictures, *(pictures / name for name in queries), "--neighbours=6"]
+    words = [exported, pictures, *(pictures / name for name in queries), "--neighbours=6"]
     status, printed, _ = search(*words)
     assert status == 0
 
-    network = load_network(plain).network
+    network = load_network(trained).network
     seen = views(pictures, network)
     names = list(seen)
     assert len(names) == CLASSES * IMAGES
@@ -79,26 +64,20 @@ def test_the_example_finds_the_nearest_images(
     assert next(lines, None) is None
 
 
-def test_the_search_refuses_in_one_line(
-    plain: Path, searchable: Path, pictures: Path, search: Search
-) -> None:
-    query, nowhere, no_image = (
-        *(pictures / "class0" / "0.png", searchable / "nowhere", searchable / "config.json"),
-    )
+def test_the_search_refuses_in_one_line(trained, exported, pictures, search):
+    query, no_image = pictures / "class0" / "0.png", exported / "config.json"
     for words, told in (
-        ([nowhere, pictures, query], nowhere),
-        ([plain, pictures, query], "export it first"),
-        ([searchable, searchable, query], "holds no images"),
-        ([searchable, pictures, no_image], no_image),
-        ([searchable, pictures, query, f"--index={searchable}"], "--index"),
+        ([exported / "nowhere", pictures, query], "nowhere"),
+        ([trained, pictures, query], "export it first"),
+        ([exported, exported, query], "holds no images"),
+        ([exported, pictures, no_image], no_image),
+        ([exported, pictures, query, f"--index={exported}"], "--index"),
     ):
         status, _, errors = search(*words)
         assert status == 2 and str(told) in errors.splitlines()[-1]
 
 
-def test_the_example_shows_the_images_upright(
-    searchable: Path, tmp_path: Path, search: Search
-) -> None:
+def test_the_example_shows_the_images_upright(exported, tmp_path, search):
     """On a page that loads nothing; a photograph on its side is found as the upright one."""
     images, exif = tmp_path / "images", Image.Exif()
     folder, other = images / "a <b>", images / "c"
@@ -111,7 +90,7 @@ def test_the_example_shows_the_images_upright(
     upright.transpose(Image.Transpose.ROTATE_90).save(folder / "1.png", exif=exif)
     upright.transpose(Image.Transpose.ROTATE_180).save(other / "2.png")
     page, query = tmp_path / "neighbours.html", folder / "0.png"
-    status, printed, _ = search(searchable, images, query, f"--html={page}")
+    status, printed, _ = search(exported, images, query, f"--html={page}")
     assert status == 0
     assert re.findall(r"(\d)\.png$", printed, re.MULTILINE) == ["0", "1", "2"]
     assert " 1.0000 " in printed.splitlines()[1]
@@ -125,12 +104,12 @@ def test_the_example_shows_the_images_upright(
         assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
 
     before = query.read_bytes()
-    status, _, errors = search(searchable, folder, query, f"--html={query}")
+    status, _, errors = search(exported, folder, query, f"--html={query}")
     assert (status, query.read_bytes()) == (2, before)
     assert f"--html: {query} is there already" in errors
 
 
-def test_no_search_is_printed_without_images(run: Path) -> None:
+def test_no_search_is_printed_without_images(run):
     record = read_json(run / "run.json")
     record["config"]["data"]["root"] = str(run / "gone")
     write_json(run / "run.json", record)
@@ -142,11 +121,9 @@ def write_thresholds(exported: Path, thresholds: dict[float, float | None]) -> N
     write_json(exported / "thresholds.json", {"rates": rates})
 
 
-def test_it_says_same_or_not_sure(
-    searchable: Path, pictures: Path, tmp_path: Path, search: Search
-) -> None:
+def test_it_says_same_or_not_sure(exported, pictures, tmp_path, search):
     """By the thresholds of an export that has some."""
-    judging = shutil.copytree(searchable, tmp_path / "judging")
+    judging = shutil.copytree(exported, tmp_path / "judging")
     write_thresholds(judging, {0.01: -1.0, 0.001: 0.99995, 0.0001: None})
     copy = shutil.copytree(pictures, tmp_path / "images")
     shutil.copy(copy / "class5" / "2.png", copy / "class1" / "copy.png")
@@ -162,7 +139,7 @@ def test_it_says_same_or_not_sure(
     assert printed.count("  same  ") == 5
     for rate, export, told in (
         ("0.0001", judging, "has a threshold for 0.01, 0.001, not for 0.0001"),
-        ("0.01", searchable, "has no thresholds; train with --evaluation.verification=true"),
+        ("0.01", exported, "has no thresholds; train with --evaluation.verification=true"),
     ):
         status, _, errors = search(export, *asked, f"--false-accepts={rate}")
         assert status == 2 and told in errors
@@ -171,14 +148,12 @@ def test_it_says_same_or_not_sure(
     assert printed.count("  same  ") == 5, "the next rate that was measured"
 
 
-def test_an_index_is_used_again_for_the_same_images_and_model(
-    searchable: Path, pictures: Path, tmp_path: Path, search: Search
-) -> None:
-    """A damaged image is named each time, and left out."""
+def test_an_index_is_used_again(exported, pictures, tmp_path, search):
+    """For the same images and model; a damaged image is named each time, and left out."""
     folder, index = shutil.copytree(pictures, tmp_path / "images"), tmp_path / "index.npz"
     damaged = folder / "class0" / "damaged.png"
     damaged.write_bytes((folder / "class0" / "0.png").read_bytes()[:60])
-    model = shutil.copytree(searchable, tmp_path / "model")
+    model = shutil.copytree(exported, tmp_path / "model")
     words = [model, folder, folder / "class1" / "0.png", f"--index={index}"]
 
     def searched() -> tuple[str, str]:

@@ -12,7 +12,7 @@ from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
 
 
-def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes() -> None:
+def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
     """Labels are neither hidden, nor mathematics, nor HTML."""
     table = {"step": [0, 1], "loss": [1.0, 1.0]}
     labels = ["a", "_base $x$, <b> \x1b", *"cdefgh"]
@@ -46,7 +46,7 @@ def save_retrieval(folder: Path, right: int) -> Run:
     return Run(folder, {})
 
 
-def test_neighbours_of_two_methods(tmp_path: Path) -> None:
+def test_neighbours_of_two_methods(tmp_path):
     """They answer the same evenly spread queries below each other; a third method saved none."""
     methods = {
         "base": [save_retrieval(tmp_path / "a", right=0)],
@@ -70,7 +70,7 @@ def test_neighbours_of_two_methods(tmp_path: Path) -> None:
     assert titles[1:3] == [("Worst", "base"), ("Best", "&lt;HORDE&gt;")] and len(titles) == 4
 
 
-def test_queries_for_which_one_of_two_networks_is_right(tmp_path: Path) -> None:
+def test_queries_for_which_one_of_two_networks_is_right(tmp_path):
     """Of six images of two classes; the first neighbour decides."""
 
     class Images:

@@ -31,18 +31,6 @@ def test_fewer_than_five_equal_differences_have_no_interval():
         assert tested.over == "seeds"
 
 
-# -------------------------------------------------------------------------- seeds and test classes
-
-
-def test_two_seeds_and_two_classes_in_closed_form():
-    """With effects ±a, ±b and ±c of seed, class and both: V_s = a^2, V_c = b^2, V_sc = (a^2 + b^2 + c^2) / 3."""
-    a, b, c = 1.0, 2.0, 0.5
-    table = [[a + b + c, a - b - c], [-a + b - c, -a - b + c]]
-    error, freedom = crossed_error(table, [10, 10])
-    assert error**2 == pytest.approx(a**2 + b**2 - (a**2 + b**2 + c**2) / 3)
-    assert freedom == 1
-
-
 def test_a_class_counts_by_its_queries():
     classes, queries, seeds = np.array([1.0, -2.0, 4.0]), [50, 30, 20], 4
     weights = np.array([0.5, 0.3, 0.2])
@@ -74,9 +62,6 @@ def test_the_wider_interval_decides():
         assert tested.over == over
         assert tested.mean == alone.mean, "only the interval takes part"
         assert (tested.half_width > 1.5 * alone.half_width) == (over != "seeds")
-
-
-# ------------------------------------------------------------------------------------------- Holm
 
 
 def test_holm_is_monotone_and_stops_at_one():

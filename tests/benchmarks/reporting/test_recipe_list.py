@@ -1,12 +1,10 @@
 """The list of recipes: every row, with the paper's result and the length of its training."""
 
-import pytest
-
 from benchmarks.reporting import recipe_list
 from benchmarks.settings import read_table
 
 
-def test_the_list_has_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_has_every_row(monkeypatch):
     tables = ["glyphs/demo", "horde/table2"]
     monkeypatch.setattr(recipe_list, "table_names", lambda: tables)
     lines = recipe_list.recipe_table().splitlines()

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,47 +35,31 @@ def compared(*folders: Path) -> str:
     return compare([load_run(folder) for folder in folders]).markdown()
 
 
-# ------------------------------------------------------------------------------------------- the rows
-
-
-def test_groups_seeds_by_label(make: Make) -> None:
-    folders = [make("base", 0, 0.40), make("horde", 0, 0.50, never_acted=True)]
-    text = compared(*folders, make("base", 1, 0.42))
-    base, horde = table(text)
-    found = base["method"], base["Recall@1 (%)"], base["seeds"], horde["seeds"]
-    assert found == ("base", "41.00 ± 12.71", "2", "1")
-    assert [horde[f"{name} (%)"] for name in METRICS.values()] == [
-        f"{value:.2f}" for value in (50, 51, 52, 53, 54, 55)
-    ]
-    assert text.count("| :--") == 1, "one shared seed has no difference table"
-    assert re.findall("(.*): the loss was 0 in every step", text) == [f"{folders[1]}"]
-
-
-def test_differences_pair_the_same_seeds_only(make: Make) -> None:
-    recalls = {"base": {0: 0.40, 1: 0.50, 2: 0.90}, "horde": {3: 0.10, 1: 0.53, 0: 0.42}}
-    folders = [make(label, s, r) for label, seeds in recalls.items() for s, r in seeds.items()]
-    text = compared(*folders)
-    (row,) = table(text, 1)
-    # Seeds 0 and 1: +2 and +3 points; 12.706205 * 0.5.
-    assert (row["method"], row["Recall@1"], row["pairs"]) == ("horde", "+2.50 ± 6.35", "2")
-    assert "with base: +2.50 ± 6.35 points for horde (2 pairs of seeds: undecided)." in text
-
-
-def test_the_result_in_a_sentence(make: Make) -> None:
-    recalls = {"base": (0.40, 0.50), "better": (0.50, 0.60), "one": (0.41,)}
-    folders = [make(label, seed, r) for label, of in recalls.items() for seed, r in enumerate(of)]
-    runs = [load_run(folder) for folder in folders]
-    told = "+10.00 ± 0.00 points for better (2 pairs of seeds: higher); +1.00 points for one (one seed: undecided)."
-    assert told in compare(runs).markdown()
+def test_means_and_paired_differences_by_hand(make):
+    recalls = {"base": {0: 0.40, 1: 0.50}, "horde": {3: 0.10, 1: 0.53, 0: 0.42}, "one": {0: 0.41}}
+    recalls["better"] = {seed: recall + 0.1 for seed, recall in recalls["base"].items()}
+    runs = [load_run(make(of, s, r)) for of, seeds in recalls.items() for s, r in seeds.items()]
+    text = compare(runs).markdown()
+    base, _, one, _ = table(text)
+    # Student's t of one degree of freedom: 12.706205 times half the distance of two.
+    assert (base["method"], base["Recall@1 (%)"], base["seeds"]) == ("base", "45.00 ± 63.53", "2")
+    assert [one[f"{name} (%)"] for name in METRICS.values()] == [f"{n}.00" for n in range(41, 47)]
+    horde, better = table(text, 1)  # of seeds that both have: +2 and +3 points
+    assert (horde["method"], horde["Recall@1"], horde["pairs"]) == ("horde", "+2.50 ± 6.35", "2")
+    assert better["Recall@1"] == "+10.00 ± 0.00"
+    assert "+2.50 ± 6.35 points for horde (2 pairs of seeds: undecided)" in text
+    assert "; +1.00 points for one (one seed: undecided); " in text
+    assert "; +10.00 ± 0.00 points for better (2 pairs of seeds: higher)." in text
     assert "points for base (2 pairs of seeds: lower)" in compare(runs, "better").markdown()
     with pytest.raises(ValueError, match=r"no finished run has the label 'x'; .*\['base', "):
         compare(runs, "x")
 
 
-def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
-    odd = make("odd", 0, 0.4, metrics={"recall_at_1000": 0.9, "NMI": 0.5})
-    (row,) = table(compared(odd))
-    assert list(row) == ["method", "Recall@1000 (%)", "NMI (%)", "seeds"]
+def test_rows_and_columns_are_what_was_measured(make):
+    odd = make("odd", 0, 0.4, metrics={"recall_at_1000": 0.9, "NMI": 0.5}, never_acted=True)
+    text = compared(odd)
+    assert list(table(text)[0]) == ["method", "Recall@1000 (%)", "NMI (%)", "seeds"]
+    assert f"{odd}: the loss was 0 in every step" in text
     outputs = {"descriptor": metrics(0.6), "parts": {}, "order_2": metrics(0.3)}
     base = make("base", 0, 0.4)
     text = compared(base, make("horde", 0, 0.5, outputs=outputs))
@@ -89,7 +72,7 @@ def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
         assert {row["method"] for row in table(compared(*runs))} == {"vem", "base"}
 
 
-def test_the_start_of_the_baseline_is_a_row(make: Make) -> None:
+def test_the_start_of_the_baseline_is_a_row(make):
     """It is not compared as a method."""
     folders = [
         make(label, seed, recall, before_training=metrics(start))
@@ -114,14 +97,14 @@ VERIFICATION = {
             **{"threshold": 0.625, "threshold_half_width": 0.03},
         },
         {
-            **{"false_accepts": 0.0001, "true_accepts": None, "true_accepts_half_width": None},
-            **{"threshold": None, "threshold_half_width": None, "needs": 100_000},
+            **dict.fromkeys(("true_accepts", "threshold", "threshold_half_width")),
+            **{"false_accepts": 0.0001, "needs": 100_000},
         },
     ],
 }
 
 
-def test_verification_is_told_in_words(make: Make) -> None:
+def test_verification_is_told_in_words(make):
     one = make("A", 0, 0.4, verification=VERIFICATION)
     text = compared(one)
     assert "an area under the ROC of 90.00 ± 5.00 %" in text
@@ -134,10 +117,7 @@ def test_verification_is_told_in_words(make: Make) -> None:
     assert row["area under the ROC (%)"].startswith("85.00 ± ")
 
 
-# ------------------------------------------------------------------------- runs that are not compared
-
-
-def test_a_run_that_diverged_is_counted_and_named(make: Make) -> None:
+def test_a_run_that_diverged_is_counted_and_named(make):
     folders = [make("wild", 0, 0, **DIVERGED), make("base", 0, 0.4), make("base", 1, 0.4)]
     folders += [make("horde", 0, 0.5), make("horde", 1, 0, **DIVERGED)]
     text = compared(*folders)
@@ -168,9 +148,7 @@ def test_a_run_that_diverged_is_counted_and_named(make: Make) -> None:
         ({"label": "base, order 2"}, "the label 'base, order 2' is also the name of another"),
     ],
 )
-def test_runs_that_cannot_be_compared(
-    make: Make, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
-) -> None:
+def test_runs_that_cannot_be_compared(make, capsys, changes, message):
     start = {"before_training": metrics(0.1), "outputs": {"order_2": metrics(0.3)}}
     folders = [make("base", 0, 0.4, **start), make("horde", 0, 0.5, **changes)]
     assert main([str(folder) for folder in folders]) == 2
@@ -181,7 +159,7 @@ def test_runs_that_cannot_be_compared(
     assert not list(folders[0].parent.rglob("*.html"))
 
 
-def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> None:
+def test_runs_of_a_label_may_differ_in_what_changes_no_result(make):
     """And in the files of a folder of weights, which seeds use in turn."""
     folders = []
     for seed in (0, 1):
@@ -193,10 +171,7 @@ def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> Non
     assert row["seeds"] == "2" and row["Recall@1 (%)"].startswith("45.00 ±")
 
 
-# ------------------------------------------------------------------------------------------- the file
-
-
-def test_html_holds_all_and_loads_nothing(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_holds_all_and_loads_nothing(make, capsys):
     folders = [make(*run) for run in (("base", 0, 0.4), ("base", 1, 0.4), ("ho<r>de", 0, 0.5))]
     for folder in folders:
         add_curves_and_images(folder)
@@ -218,7 +193,7 @@ def test_html_holds_all_and_loads_nothing(make: Make, capsys: pytest.CaptureFixt
     assert page.count("<details>") == 3 + 4, "runs, and the best and the worst of each label"
 
 
-def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
+def test_report_of_one_run_lies_in_its_folder(make):
     folder = make("base", 0, 0.4, data=DATA | {"known_classes": 7})
     assert main([str(folder)]) == 0
     page = (folder / "report.html").read_text()
@@ -236,9 +211,7 @@ def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(
-    make: Make, capsys: pytest.CaptureFixture[str], name: str, content: bytes
-) -> None:
+def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
     folder = make("base", 0, 0.4)
     (folder / "records").mkdir()
     (folder / name).write_bytes(content)

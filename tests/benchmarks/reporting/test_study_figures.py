@@ -107,9 +107,6 @@ def test_equal_differences_are_a_dot_without_an_interval():
     assert marks(figure, "circle", "seen") and not marks(figure, "path", "seen")
 
 
-# ---------------------------------------------------------------------------------------- the curves
-
-
 def curves(steps: list[int], seen: list[float], unseen: list[float]) -> dict[str, Any]:
     return {"curves": {"step": steps, "seen_recall_at_1": seen, "unseen_recall_at_1": unseen}}
 

@@ -17,7 +17,7 @@ from benchmarks.reporting.study_page import Candidate, study_page
 from benchmarks.reporting.svg import study_figures
 from benchmarks.reporting.verdicts import Word, judge
 from benchmarks.settings import CONTROL, StudyFile
-from benchmarks.settings.study_files import Choice, Seeds, StudyRow
+from benchmarks.settings.study_files import Seeds, StudyRow
 from tests.benchmarks.reporting.made_study import (
     BASE,
     HALF,
@@ -31,7 +31,7 @@ from tests.benchmarks.reporting.made_study import (
     study_of,
 )
 
-RATE, WEIGHT = "optimization.learning_rate", "losses[1].weight"
+RATE = "optimization.learning_rate"
 WIDTH = f"{HALF:.2f}"
 COMPARISONS = [
     compared("1", "a", method="HORDE", reported=TRIPLET, paper="HORDE, Table 1"),
@@ -74,9 +74,6 @@ def answer_of(study: StudyFile, results: Any) -> str:
     return page_of(study, results).split("\n\n")[1]
 
 
-# ---------------------------------------------------------------------------------------- the answer
-
-
 @pytest.mark.parametrize(
     ("gains", "answer"),
     [
@@ -109,14 +106,12 @@ def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, 
 
 def test_blocks_have_test_sets_whose_means_are_not_compared():
     """The row of the easier draw has the higher mean, that of the harder one the higher gain."""
-    study, results = without_papers({"a": 1.5, "b": 0.0})
-    results |= {"easy": row_of(30.4), "easy_base": row_of(30.0, noise=0 * NOISE)}
-    draws = {row: StudyRow("r", settings=["--data.test_classes=easy.txt"]) for row in results}
-    easy = compared("easy draw", "easy", than="easy_base")
-    study = replace(study, comparisons=[study.comparisons[0], easy])
+    study, results = made({"a": 1.5}, [compared("1", "a"), compared("2", "easy", than="plain")])
+    results |= {"easy": row_of(30.4), "plain": row_of(30.0, noise=0 * NOISE)}
     findings = judge(study, results)
     assert recommended(study, findings, results) == "easy", "of one test set"
-    study = replace(study, rows={"base": StudyRow("r"), **draws, "a": StudyRow("r")})
+    easy = StudyRow("r", settings=["--data.test_classes=easy.txt"])
+    study = replace(study, rows=study.rows | dict.fromkeys(("easy", "plain"), easy))
     assert recommended(study, findings, results) == "a"
 
 
@@ -132,14 +127,12 @@ def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
 
 
 def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
-    noise = [-3.0, 3.0, 0.0]
-    results = {"base": row_of(noise=[0, 0, 0]), "a": row_of(noise=noise), "b": row_of(noise=noise)}
-    study, _ = without_papers({"a": 0, "b": 0}, seeds=Seeds(count=3))
+    study, results = without_papers({"a": 0, "b": 0}, seeds=Seeds(count=3))
+    results |= dict.fromkeys("ab", row_of(noise=[-3.0, 3.0, 0.0]))
     told = answer_of(study, results)
     assert told.startswith("**The data are too few to tell if one helps.**")
     few, more = (stats.t.ppf(0.975, n - 1) * 3 / n**0.5 for n in (3, 10))
-    assert told.endswith(f"10 of them (`--seeds 10`) would make the widest interval some ±{more:.1f} instead of "
-                         f"±{few:.1f}.")  # fmt: skip
+    assert "10 of them (`--seeds 10`)" in told and f"±{more:.1f} instead of ±{few:.1f}." in told
 
 
 @pytest.mark.parametrize(
@@ -152,9 +145,6 @@ def test_the_row_to_use_and_its_comparison(gains, row, name):
     findings = judge(study, results)
     assert recommended(study, findings, results) == row
     assert deciding(study, findings, results).comparison.name == name
-
-
-# ---------------------------------------------------------------------------------------- the tables
 
 
 def test_the_page_shows_each_verdict():
@@ -201,24 +191,6 @@ def test_what_is_not_measured_yet_is_named():
     hopeless = "(all settings of `c` diverged)"
     assert f"Not measured yet: `2`; `3` {hopeless}; `own, sketch`; `A/A` {hopeless}." in page
     assert "| `c` |  | learning_rate |  | 3: diverged (draws 0, 1) | 1 |" in page
-
-
-def test_the_chosen_settings_and_the_others():
-    rows = {row: StudyRow("x", choose={RATE: [0.1, 0.2]}) for row in ("base", *"abc")}
-    rows["b"] = StudyRow("x", takes=["a"], choose={RATE: [1], WEIGHT: [2, 3]})
-    rows |= {"c": StudyRow("x", takes=["a"])}
-    tried = {
-        "a": [Candidate({RATE: 0.1}, 0.21, []), Candidate({RATE: 0.2}, 0.223, [])],
-        "b": [Candidate({RATE: 1.0, WEIGHT: 3.0}, 0.5, [])],
-    }
-    choice = Choice(draws=3, first=4, equal_budget=False)
-    page = page_of(*made(ALL, rows=rows, choice=choice), tried=tried)
-    assert tables(page)[-1] == [
-        ["`a`", "", "learning_rate", "0.2: 22.30", "0.1: 21.00", "2"],
-        ["`b`", "`a`", "learning_rate, weight", "1, 3: 50.00", "", "3"],
-        ["`c`", "`a`", "none", "", "", "2"],
-    ]
-    assert "4 values were" in page and "do not always have the same" in " ".join(page.split())
 
 
 def test_a_base_loss_that_chose_the_end_of_its_list_is_named():

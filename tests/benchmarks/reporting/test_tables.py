@@ -102,9 +102,7 @@ def lines(text: str) -> list[tuple[str, ...]]:
     return [(row["method"], row["numbers"], row.get("Recall@1 (%)", "")) for row in table(text)]
 
 
-def test_without_runs_the_table_is_the_papers(
-    show: Show, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_runs_the_table_is_the_papers(show, capsys):
     text = show()
     assert lines(text) == [
         ("Angular [29]", "quoted", "47.0"),
@@ -124,7 +122,7 @@ def test_without_runs_the_table_is_the_papers(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_mean_interval_and_difference_by_hand(show: Show) -> None:
+def test_mean_interval_and_difference_by_hand(show):
     for seed, recall in enumerate((0.48, 0.50, 0.52)):
         make("base", seed, recall)
     text = show()
@@ -135,9 +133,11 @@ def test_mean_interval_and_difference_by_hand(show: Show) -> None:
     shown = ("runs", "trunk", "crop", "dimension")
     assert [ours[key] for key in shown] == ["3", "test_resnet", "32", "64"]
     assert "* 1 of 4 rows have runs of" in text
+    again = table(show("toy/table2"))  # a row of the same training, and one without runs
+    assert [(row["NMI (%)"], row["runs"]) for row in again] == [("60.00 ± 4.97", "3"), ("", "0")]
 
 
-def test_every_output_stands_beside_its_own_cells(show: Show) -> None:
+def test_every_output_stands_beside_its_own_cells(show):
     outputs = {"order_2": {"recall_at_1": 0.4}, "descriptor": {"recall_at_1": 0.6}}
     make("horde", 0, 0.5, outputs=outputs)
     text = show()
@@ -149,7 +149,7 @@ def test_every_output_stands_beside_its_own_cells(show: Show) -> None:
     ]
 
 
-def test_a_single_run_over_parts_has_their_interval(show: Show) -> None:
+def test_a_single_run_over_parts_has_their_interval(show):
     halves = {"half_widths": {"parts": {"recall_at_1": 0.011}}}
     make("jrd", 0, 0.7, outputs={"parts": {"recall_at_1": 0.5}}, **halves)
     assert lines(show())[-2] == ("", "ours, ± over parts", "50.00 ± 1.10")
@@ -158,15 +158,7 @@ def test_a_single_run_over_parts_has_their_interval(show: Show) -> None:
     assert lines(show())[-2] == ("", "ours", "51.00 ± 12.71")
 
 
-def test_rows_of_one_training_share_its_runs(show: Show) -> None:
-    make("base", 0, 0.48)
-    text = show("toy/table2")
-    # The paper reports nothing here: everything that was measured is shown.
-    assert [row["NMI (%)"] for row in table(text)] == ["58.00", ""]
-    assert [row["runs"] for row in table(text)] == ["1", "0"]
-
-
-def test_oracle_numbers_have_a_column(show: Show) -> None:
+def test_oracle_numbers_have_a_column(show):
     make("base", 0, 0.48, "--evaluation.oracle=true", oracle={"step": 20, "recall_at_1": 0.55})
     paper, ours, difference = table(show())[1:4]
     column = "oracle (test-selected) Recall@1 (%)"
@@ -176,10 +168,7 @@ def test_oracle_numbers_have_a_column(show: Show) -> None:
     assert "oracle" not in show(), "one of two seeds has none"
 
 
-# --------------------------------------------------------------------------- what may not be averaged
-
-
-def test_runs_with_other_settings_are_left_out(show: Show) -> None:
+def test_runs_with_other_settings_are_left_out(show):
     """Not so those whose settings have no effect."""
     other = ("--data.root=elsewhere", "--evaluation.batch_size=7", "--evaluation.every=5")
     make("base", 0, 0.48)
@@ -190,7 +179,7 @@ def test_runs_with_other_settings_are_left_out(show: Show) -> None:
     assert f"* left out: {folder} was run with optimization.steps 10, not 30\n" in text
 
 
-def test_weights_that_seeds_take_in_turn_are_averaged(show: Show, tmp_path: Path) -> None:
+def test_weights_that_seeds_take_in_turn_are_averaged(show, tmp_path):
     (trunks := tmp_path / "trunks").mkdir()
     for seed, recall in enumerate((0.48, 0.40)):
         (trunks / f"{seed}.safetensors").touch()
@@ -199,12 +188,11 @@ def test_weights_that_seeds_take_in_turn_are_averaged(show: Show, tmp_path: Path
     assert lines(show())[2][2].startswith("44.00 ± ")
 
 
-def test_what_is_no_test_of_these_images_is_left_out(show: Show) -> None:
+def test_what_is_no_test_of_these_images_is_left_out(show):
     make("base", 0, 0.48, finished="2026-02-01")  # the newest one says which images and weights
     make("base", 1, 0.1, folder="odd", status="stopped")
     make("base", 1, 0.1, folder="others", weights={"file": "w.pth", "sha256": "9876543210"})
     make("base", 1, 0.1, folder="images", data=DATA | {"fingerprint": "klmnopqrst"})
-    make("base", 1, 0.1, "--data.split=validation", folder="chosen")
     make("base", 1, 0.1, "--protocol=fair", folder="fair")
     path = make("base", 2, 0.1, folder="old") / "run.json"
     path.write_text(path.read_text().replace('"seed"', '"seeds"'))
@@ -214,14 +202,13 @@ def test_what_is_no_test_of_these_images_is_left_out(show: Show) -> None:
         "odd is stopped, not finished",
         "others started from other weights",
         "images: data fingerprint is 'klmnopqrst'",
-        "chosen was run with data.split 'validation', not 'test'",
         "fair was run with protocol 'fair', not 'paper'",
         "old/run.json: is damaged or of an earlier version (its sha256",
     ):
         assert f"* left out: runs/{told}" in text
 
 
-def test_a_run_that_diverged_is_counted_and_named(show: Show) -> None:
+def test_a_run_that_diverged_is_counted_and_named(show):
     make("base", 0, 0.48)
     folder = make("base", 3, 0.1, finished=None, **DIVERGED)
     make("horde", 1, 0.1, finished=None, **DIVERGED)
@@ -236,7 +223,7 @@ def test_a_run_that_diverged_is_counted_and_named(show: Show) -> None:
     assert f"* left out: {folder}, seed 3 was run again in runs/again" in text
 
 
-def test_the_newest_run_of_a_seed_counts(show: Show) -> None:
+def test_the_newest_run_of_a_seed_counts(show):
     """And none twice that lies below two of the folders."""
     make("base", 0, 0.48, finished="2026-01-02")
     for folder, day, recall in (("z/z", 1, 0.40), ("a", 3, 0.44)):
@@ -255,7 +242,7 @@ def test_the_newest_run_of_a_seed_counts(show: Show) -> None:
         (["toy/table1", "--runs", "nowhere"], "--runs: nowhere is not a folder"),
     ],
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_mistakes(capsys, arguments, message):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
