@@ -70,7 +70,7 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file.write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_CPU", "true")
-        assert runner.main([f"--config={file}", f"--output={folder}"]) == 0
+        assert runner.main([f"--config={file}", f"--output={folder}", "--report=false"]) == 0
     AcceleratorState._reset_state(reset_partial_state=True)
     return folder
 

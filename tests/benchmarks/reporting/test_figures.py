@@ -1,7 +1,6 @@
 """The report's pictures: keys and colours of curves, and neighbours."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from benchmarks.records.results import Run
 from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
+from tests.benchmarks.reporting.made_runs import save_retrieval
 
 
 def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
@@ -26,38 +26,18 @@ def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
     assert len({*looks}) == 6
 
 
-def save_retrieval(folder: Path, right: int) -> Run:
-    """Five queries with two neighbours each; all of one query are of its class, and half of another's."""
-    folder.mkdir()
-    pixels = np.zeros((5, 8, 8), dtype=np.uint8)
-    labels = np.zeros((5, 2), dtype=int) + 9
-    labels[right], labels[4, 0] = right, 4
-    np.savez(
-        folder / "retrieval.npz",
-        query_images=pixels,
-        neighbour_images=pixels[:, None].repeat(2, axis=1),
-        query_labels=np.arange(5),
-        neighbour_labels=labels,
-        query_names=np.array([*"ABCDE"]),
-        neighbour_names=np.array(["xy"] * 10).reshape(5, 2),
-        query_groups=np.array(["evenly spread", "evenly spread", "best", "best", "worst"]),
-        query_precision=np.array([np.nan, 0.5, 1, 1, 0]),
-    )
-    return Run(folder, {})
-
-
 def test_neighbours_of_two_methods(tmp_path):
     """They answer the same evenly spread queries below each other; a third method saved none."""
-    methods = {
-        "base": [save_retrieval(tmp_path / "a", right=0)],
-        "<HORDE>": [save_retrieval(tmp_path / "b", right=1)],
-        "none": [Run(tmp_path, {})],
-    }
+    methods = {label: [Run(tmp_path / label, {})] for label in ("base", "<HORDE>", "none")}
+    for right, (run,) in enumerate(methods.values()):
+        run.folder.mkdir()
+        if run.folder.name != "none":
+            save_retrieval(run.folder, right)
     page = neighbours(methods)
     spread, *folded = page.split("<details>")
     asked = [re.findall(r'alt="query: (.*?)"', part) for part in (spread, folded[0])]
     assert asked == [
-        ["A, class 0", "B, class 1, average precision 50.0 %"],
+        ["A, class 0", "&lt;B&gt;, class 1, average precision 50.0 %"],
         ["C, class 2, average precision 100.0 %", "D, class 3, average precision 100.0 %"],
     ]
     look = r'title="(base|&lt;HORDE&gt;)"|class="(right|wrong)"'

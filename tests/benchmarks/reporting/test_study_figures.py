@@ -157,7 +157,6 @@ def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons()
 
 
 def test_cosines_of_features_have_a_figure_where_they_were_kept():
-    assert of_steps(RESULTS, "_cosines") is None
     assert of_steps({"control": RESULTS["control"]}) is None
     kinds = ("seen_same", "seen_other", "unseen_same", "unseen_other")
     values = dict(zip(kinds, ([0.5, 0.7], [0.5, 0.2], [0.5, 0.6], [0.5, 0.4]), strict=True))
