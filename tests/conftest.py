@@ -18,10 +18,10 @@ from tests.support.pool import Pool
 TOGETHER = {
     **dict.fromkeys(
         ("test_distributed", "test_gradient_ratios", "test_rank_accuracy", "test_evaluation")
-        + ("test_processes", "test_frozen_stages", "test_upstream_numbers"),
+        + ("test_processes", "test_frozen_stages", "test_upstream_numbers", "test_verification"),
         "pool",
     ),
-    **dict.fromkeys(("test_card", "test_example", "test_export", "test_folders"), "trained"),
+    **dict.fromkeys(("test_card", "test_example", "test_export", "test_evaluate"), "trained"),
 }
 """Files of tests that share a fixture that takes long: one of pytest-xdist's workers has them all."""
 

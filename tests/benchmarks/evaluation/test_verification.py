@@ -1,90 +1,72 @@
 """Verification: counted in blocks, the same as scikit-learn's curve of all pairs, on one process and on several."""
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import verification
 from benchmarks.evaluation.verification import BINS, verify
 from tests.benchmarks.runs import as_accelerator
-from tests.support.pool import Pool, Processes
+from tests.support.pool import Processes
 
-RATES = (0.1, 0.01, 0.001)
-WIDTH = 2 / BINS
+RATES = (0.1, 0.01)
+QUERIES = torch.arange(200) % 3 == 0
 
 
-def made(classes: int, images: int, spread: float = 1.0) -> tuple[Tensor, Tensor]:
+def made(classes: int, images: int) -> tuple[Tensor, Tensor]:
     """Vectors around a centre of each class, in no order, of any length, and their labels."""
     draw = torch.Generator().manual_seed(classes)
     labels = torch.randperm(images, generator=draw) % classes
     centres = torch.randn(classes, 8, generator=draw)
     noise = torch.randn(images, 8, generator=draw)
-    return 3 * (centres[labels] + spread * noise), labels
+    return 3 * (centres[labels] + noise), labels
 
 
-def all_pairs(
-    vectors: Tensor, labels: Tensor, is_query: Tensor | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def all_pairs(vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> tuple[Any, Any]:
     """Whether each pair is of one class, and its similarity: by hand."""
-    unit = normalize(vectors.double())
-    pairs = [*itertools.combinations(range(len(labels)), 2)]
-    if is_query is not None:
-        pairs = [(i, j) for i, j in pairs if is_query[i] != is_query[j]]
-    i, j = torch.tensor(pairs).T
-    return (labels[i] == labels[j]).numpy(), (unit[i] * unit[j]).sum(dim=1).numpy()
-
-
-QUERIES = torch.arange(400) % 3 == 0
+    unit, (i, j) = normalize(vectors.double()), torch.combinations(torch.arange(len(labels))).T
+    kept = torch.ones_like(i).bool() if is_query is None else is_query[i] != is_query[j]
+    same, similarities = labels[i] == labels[j], (unit[i] * unit[j]).sum(dim=1)
+    return same[kept].numpy(), similarities[kept].numpy()
 
 
 @pytest.mark.parametrize("is_query", [None, QUERIES], ids=["all", "gallery"])
-@pytest.mark.parametrize("classes", [9, 120])  # fewer and more than the groups
-def test_it_is_the_curve_of_all_pairs(
-    classes: int, is_query: Tensor | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_curve_of_all_pairs(is_query, monkeypatch):
     monkeypatch.setattr(verification, "BLOCK_ROWS", 7)
-    vectors, labels = made(classes, 400)
+    monkeypatch.setattr(verification, "GROUPS", 8)
+    vectors, labels = made(40, 200)
     found = verify(vectors, labels, is_query, rates=RATES)
     same, similarities = all_pairs(vectors, labels, is_query)
     assert found["same_pairs"] == same.sum() and found["other_pairs"] == (~same).sum()
-    assert found["classes"] == classes and found["groups"] == min(classes, 50)
+    assert found["classes"] == 40 and found["groups"] == 8
     # Half of the pairs of pairs that share a bin.
     places = ((similarities + 1) * BINS / 2).astype(int)
     shares = [np.bincount(places[of], minlength=BINS) / of.sum() for of in (same, ~same)]
     bound = (shares[0] * shares[1]).sum() / 2
     assert 0 < bound < 1e-4
     assert abs(found["area"] - roc_auc_score(same, similarities)) <= bound + 1e-12
-    false_accepts, true_accepts, _ = roc_curve(same, similarities, drop_intermediate=False)
+    others = np.sort(similarities[~same])[::-1]
     assert [row["false_accepts"] for row in found["rates"]] == list(RATES)
     for row in found["rates"]:
-        rate, threshold = row["false_accepts"], row["threshold"]
-        accepted = similarities >= threshold
-        assert accepted[~same].mean() <= rate
-        assert row["true_accepts"] == accepted[same].mean()
-        # The curve's best at this rate, less the pairs that lie in the threshold's bin.
-        best = true_accepts[false_accepts <= rate].max()
-        near = np.abs(similarities - threshold) < WIDTH
-        assert 0 <= best - row["true_accepts"] <= near[same].mean()
-        others = np.sort(similarities[~same])[::-1]
-        limit = others[math.floor(rate * len(others))]  # the first that must not be accepted
-        assert limit < threshold <= limit + WIDTH
+        limit = others[math.floor(row["false_accepts"] * len(others))]  # the first that is too much
+        assert limit < row["threshold"] <= limit + 2 / BINS
+        assert row["true_accepts"] == (similarities >= row["threshold"])[same].mean()
         assert row["true_accepts_half_width"] > 0 and row["threshold_half_width"] > 0
 
 
-def test_the_interval_leaves_out_each_class() -> None:
-    vectors, labels = made(7, 150)
+def test_the_interval_leaves_out_each_class():
+    vectors, labels = made(7, 80)
     found = verify(vectors, labels, rates=(0.05,))
     areas, accepts = [], []
     for left in range(7):
         part = labels != left
-        one = verify(vectors[part], labels[part].unique(return_inverse=True)[1], rates=(0.05,))
+        one = verify(vectors[part], labels[part], rates=(0.05,))
         areas.append(one["area"])
         accepts.append(one["rates"][0]["true_accepts"])
     t = 2.4469118511449692  # 97.5 % of Student's t of 6 degrees of freedom
@@ -97,48 +79,35 @@ def test_the_interval_leaves_out_each_class() -> None:
         assert half_width == pytest.approx(t * math.sqrt(variance), rel=1e-9)
 
 
-def test_by_hand() -> None:
-    """Two classes, at 0 and 90 degrees; one image of the second lies in the first."""
-    vectors = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
-    found = verify(vectors, torch.tensor([0, 0, 1, 1]))
-    # One class: 1, 0. Two: 0, 1, 0, 1.
-    assert found["area"] == (2 * 1 + 2 * 0.5 + 2 * 0.5) / 8
-    assert (found["same_pairs"], found["other_pairs"]) == (2, 4)
-    assert found["area_half_width"] is None  # a class alone has no pair of two
-
-
-def test_a_rate_without_enough_pairs_or_without_a_similarity() -> None:
+def test_a_rate_without_enough_pairs_or_without_a_similarity():
     """Copies of two classes are not kept apart."""
     vectors, labels = made(9, 100)
     first, second = verify(vectors, labels, rates=(0.01, 0.001))["rates"]
     assert first["threshold"] is not None and "needs" not in first
     assert second["needs"] == 10_000
     assert {second[name] for name in second if name not in ("false_accepts", "needs")} == {None}
-    found = verify(torch.ones(100, 4), labels, rates=(0.1,))
-    [row] = found["rates"]
-    assert found["area"] == 0.5
+    [row] = verify(torch.ones(100, 4), labels, rates=(0.1,))["rates"]
     assert (row["true_accepts"], row["threshold"]) == (0.0, None)
 
 
-def test_pairs_of_both_kinds_and_finite_embeddings_are_needed() -> None:
-    for value, labels, line in (
-        (1.0, [0, 0, 0], "got 3 and 0"),
-        (1.0, [0, 1, 2], "got 0 and 3"),
-        (math.nan, [0, 0, 1], "got NaN or inf"),
-    ):
-        with pytest.raises(ValueError, match=line):
-            verify(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
+@pytest.mark.parametrize(
+    ("value", "labels", "line"),
+    [(1.0, [0, 1, 2], "got 0 and 3"), (math.nan, [0, 0, 1], "got NaN or inf")],
+)
+def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(value, labels, line):
+    with pytest.raises(ValueError, match=line):
+        verify(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
 
 
 def verified(processes: Processes) -> list[dict[str, Any]]:
     """Results on a process of a pool."""
     accelerator = as_accelerator(processes)
     return [
-        verify(*made(60, 400), is_query, accelerator, rates=RATES) for is_query in (None, QUERIES)
+        verify(*made(12, 200), is_query, accelerator, rates=RATES) for is_query in (None, QUERIES)
     ]
 
 
-def test_every_process_finds_what_one_finds(pool: Pool) -> None:
+def test_every_process_finds_what_one_finds(pool):
     [alone] = pool.run(verified, processes=1)
     assert 0.5 < alone[0]["area"] < 1
     for together in pool.run(verified, processes=3):

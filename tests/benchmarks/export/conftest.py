@@ -1,7 +1,6 @@
 """Run folders to export, and what is found in an export."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
@@ -32,9 +31,7 @@ HORDE = {
     "class_path": "pml_regularizers.HORDELoss",
     "init_args": {
         "loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"},
-        "order": 3,
-        "moment_dim": 16,
-        "projections": "cascaded",
+        **{"order": 3, "moment_dim": 16, "projections": "cascaded"},
     },
 }
 
@@ -58,23 +55,22 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as the runner writes it: a metric loss with HORDE and VEM."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    losses = [
-        {"loss": HORDE},
-        {"loss": {"class_path": "pml_regularizers.VarianceRegularizer"}},
-    ]
+    variance = {"class_path": "pml_regularizers.VarianceRegularizer"}
     settings = {
-        "data": {"dataset": "folder", "root": str(pictures), "image_size": SIZE, "batch_size": 8},
+        "data": {
+            **{"dataset": "folder", "root": str(pictures), "image_size": SIZE, "batch_size": 8},
+            "num_workers": 0,
+        },
         "model": {"trunk_args": {}, "embedding_size": 8, "attention": VEM},
-        "losses": losses,
+        "losses": [{"loss": HORDE}, {"loss": variance}],
         "optimization": {"steps": 3},
         "evaluation": {"every": 0, "verification": True},
     }
-    settings["data"]["num_workers"] = 0
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_CPU", "true")
-        assert runner.main([f"--config={file}", f"--output={folder}"]) == 0
+        assert runner.main([f"--config={file}", f"--output={folder}", "--report=false"]) == 0
     AcceleratorState._reset_state(reset_partial_state=True)
     return folder
 
@@ -88,9 +84,10 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_run(trained: Path, folder: Path, **model: Any) -> EmbeddingModel:
-    """A run folder as the runner leaves it, of another network; its random weights."""
+    """A run folder as the runner leaves it, of another network, whose loss cannot be made; its random weights."""
     folder.mkdir()
     config = read_yaml(trained / "config.yaml")
+    config["losses"] = [{"loss": {}}]
     config["model"] |= {"attention": None, **model}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     record = json.loads((trained / "run.json").read_text())
@@ -138,17 +135,6 @@ def rebuilt(folder: Path) -> EmbeddingModel:
     run = parse([f"--config={folder / 'config.yaml'}"]).experiment
     run.model.trunk_args.pop("pretrained", None)
     return build_model(replace(run.model, weights=None), run.data).eval()
-
-
-def embed(network: nn.Module, images: Tensor) -> Tensor:
-    with torch.no_grad():
-        embeddings: Tensor = network(images)
-    return embeddings
-
-
-def snippets(folder: Path) -> list[str]:
-    """The Python code of a card."""
-    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
 
 
 def views(pictures: Path, network: EmbeddingModel) -> dict[str, Tensor]:

