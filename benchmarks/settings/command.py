@@ -96,12 +96,12 @@ def _settings(
     Parsing is slow, and a study asks for many that differ in little: what was parsed is kept.
     """
     plain, others = _without_plain(options)
-    layered = repr(layers)
-    key = layered, tuple(others)
-    stages, parsed = _stages.get(layered), _parsed.get(key)
-    if stages is None or parsed is None:
-        _check_values(others)
-        try:
+    try:
+        layered = repr(layers)
+        key = layered, tuple(others)
+        stages, parsed = _stages.get(layered), _parsed.get(key)
+        if stages is None or parsed is None:
+            _check_values(others)
             if stages is None:
                 stages = [None]
                 for layer in layers:
@@ -109,15 +109,17 @@ def _settings(
             settings = parser.parse_args(others, stages[-1]) if others else stages[-1]
             text = parser.dump(settings, format="json", skip_validation=True)
             parsed = pickle.dumps((settings, json.loads(text)))
-        except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
-            raise ConfigError(_line(error, parser)) from error
-        if len(_parsed) > 500:
-            _parsed.clear()
-            _stages.clear()
-        _stages[layered] = stages
-        # An option for a whole group may name a file, which may change.
-        if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in others):
-            _parsed[key] = parsed
+            if len(_parsed) > 500:
+                _parsed.clear()
+                _stages.clear()
+            _stages[layered] = stages
+            # An option for a whole group may name a file, which may change.
+            if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in others):
+                _parsed[key] = parsed
+    except ConfigError:
+        raise
+    except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(_line(error, parser)) from error
     settings, config = pickle.loads(parsed)
     for name, value in plain.items():
         *groups, last = name.split(".")
