@@ -56,7 +56,7 @@ def space(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_search(tmp_path: Path, space: Path) -> Make:
     def make(**changes: Any) -> Search:
-        asked = {"recipe": RECIPE, "settings": TINY, "space": read_space(space), "trials": 4}
+        asked = {"recipe": RECIPE, "settings": TINY, "space": read_space(space), "trials": 3}
         asked |= {"seed": 0, "folder": tmp_path / "search"}
         return Search(**asked | changes)
 

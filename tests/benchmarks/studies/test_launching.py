@@ -1,6 +1,5 @@
-"""Runs as processes: none outlives a launcher."""
+"""Runs as processes, of which none outlives a launcher, and the order in which a queue starts them."""
 
-import json
 import multiprocessing
 import os
 import shlex
@@ -18,7 +17,12 @@ from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
+from tests.benchmarks.studies.fakes import Ended
 from tests.support.processes import ROOT, TIMEOUT
+
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="runs are forked, and end with their parent, on Linux alone"
+)
 
 # Stands in for benchmarks/run.py: saves when it is told to stop.
 PATIENT = """
@@ -32,11 +36,18 @@ print("ready", flush=True)
 """
 
 
+def made(folder: Path, name: str) -> Job:
+    return Job([], folder / name, folder / "logs" / f"{name}.log", name)
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A run whose program the test writes; a server that forks it imports only what it needs."""
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
     monkeypatch.setattr(Job, "changes", lambda job: [])
-    return Job([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
+    context = type(multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(context, "set_forkserver_preload", lambda *_: None)
+    return made(tmp_path, "run")
 
 
 def wait_for(run: Job, word: str) -> None:
@@ -49,7 +60,7 @@ def wait_for(run: Job, word: str) -> None:
 def test_an_error_leaves_no_run_behind(run: Job) -> None:
     ends = "import sys\nif sys.argv[1].endswith('ended'): sys.exit()\n"
     launching.RUN.write_text(ends + PATIENT + "time.sleep(60)\n")
-    ended = Job([], run.folder.with_name("ended"), run.log.with_name("ended.log"), "ended")
+    ended = made(run.folder.parent, "ended")
 
     def ready() -> list[Job]:
         if ended.status != "not started":
@@ -62,7 +73,7 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
     assert "saved" in run.log.read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
+@ON_LINUX
 @pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
@@ -82,7 +93,7 @@ def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     wait_for(run, "saved")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
+@ON_LINUX
 def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its arguments, name, environment, session, streams and exit status."""
     monkeypatch.setenv("SAID", "here")
@@ -99,7 +110,7 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyP
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
+@ON_LINUX
 def test_a_server_that_has_just_ended_is_replaced(
     run: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,17 +132,21 @@ def test_a_server_that_has_just_ended_is_replaced(
 @pytest.mark.parametrize(
     ("code", "record", "problem"),
     [
-        (1, '"status": "failed", "error": "the loss is nan"', "the loss is nan"),
-        (1, '"status": "running", "error": null', "error: of the log"),
-        (2, '"status": "failed", "error": "of before"', "error: of the log"),
+        (1, {"status": "failed", "error": "the loss is nan"}, "the loss is nan"),
+        (1, {"status": "running", "error": None}, "error: of the log"),
+        (2, {"status": "failed", "error": "of before"}, "error: of the log"),
     ],
     ids=["failed", "killed", "refused"],
 )
-def test_why_a_run_did_not_finish(run: Job, code: int, record: str, problem: str) -> None:
-    launching.RUN.write_text(
-        f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
-    )
-    write_record(run.folder, **json.loads(f"{{{record}}}"))
+def test_why_a_run_did_not_finish(
+    run: Job, code: int, record: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        job.log.write_text("error: of the log\nmore\n")
+        return Ended(lambda: code)
+
+    monkeypatch.setattr(Launcher, "place", place)
+    write_record(run.folder, **record)
     Queue(lambda: [run], 1, Launcher()).run()
     assert run.problem() == problem
 
@@ -149,3 +164,34 @@ def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.Monk
         assert run.in_use()
         writer.communicate(b"\n")
     assert not run.in_use()
+
+
+def test_a_job_that_becomes_ready_runs_before_later_ones(tmp_path, monkeypatch):
+    first, second, follows = (made(tmp_path, name) for name in ("first", "second", "follows"))
+    started: list[str] = []
+
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        started.append(job.name)
+        write_record(job.folder)
+        return Ended(lambda: 0)
+
+    def ready() -> list[Job]:
+        found = [first, follows, second] if first.is_finished() else [first, second]
+        return [job for job in found if not job.is_finished()]
+
+    monkeypatch.setattr(Launcher, "place", place)
+    monkeypatch.setattr(Job, "changes", lambda job: [])
+    queue = Queue(ready, 2, Launcher())
+    assert queue.run() == 0
+    assert started == ["first", "follows", "second"]
+    assert [job.status for job in queue.jobs] == ["finished"] * 3
+
+
+def test_a_job_that_cannot_be_started_is_one_failure(tmp_path, monkeypatch):
+    jobs = [made(tmp_path, name) for name in ("first", "second")]
+    jobs[0].log = tmp_path / "file" / "log"
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Launcher, "place", lambda launcher, command, job: Ended(lambda: 1))
+    assert Queue(lambda: jobs, 2, Launcher()).run() == 0
+    assert [job.exit_status for job in jobs] == [None, 1]
+    assert "File exists" in str(jobs[0].why)

@@ -136,53 +136,38 @@ def test_names_tables_and_patterns_are_distinct_trainings(recipes: Path) -> None
     assert trainings(["toy/*/[bs]*"]) == ["toy/table1/bad", "toy/table1/silent", "toy/table1/quick"]
 
 
-@pytest.mark.parametrize(
-    ("given", "seeds"), [([], [0]), (["3"], [0, 1, 2]), (["3", "1", "3"], [3, 1])]
-)
+@pytest.mark.parametrize(("given", "seeds"), [(["2"], [0, 1]), (["3", "1", "3"], [3, 1])])
 def test_seeds(
     recipes: Path, capsys: pytest.CaptureFixture[str], given: list[str], seeds: list[int]
 ) -> None:
     for seed in seeds:
         record("quick", seed)
-    assert main(["toy/table1/quick", *(["--seeds", *given] if given else [])]) == 0
+    assert main(["toy/table1/quick", "--seeds", *given]) == 0
     assert [int(seed) for _, seed in statuses(capsys.readouterr().out)] == seeds
 
 
-MISTAKES = {
-    "recipe": (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
-    "setting": (["toy/table1/quick", "--", "--data.batchsize=3"], "data.batchsize"),
-    "seed behind": (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
-    "weights": (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
-    "no ray": (
-        ["toy/table1/quick", "--ray"],
-        "\nerror: --ray: Ray is not installed; pip install '.[benchmarks,cluster]'\n",
-    ),
-    "of ray": (
-        ["toy/table1/quick", "--gpus-per-run=0.5"],
-        "\nerror: --gpus-per-run, --cpus-per-run: are Ray's; add --ray\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
+        (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
+        (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
+        (["toy/table1/quick", "--ray"], "pip install '.[benchmarks,cluster]'"),
+        (["toy/table1/quick", "--gpus-per-run=0.5"], "are Ray's; add --ray"),
+        (["x", "--seeds", "0"], "at least one seed"),
+        (["x", "--launcher", "acelerate"], "is no command here"),
+    ],
+)
 def test_mistakes_end_before_anything_starts(
-    recipes: Path, capsys: pytest.CaptureFixture[str], mistake: str
+    recipes: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    arguments, message = MISTAKES[mistake]
-    assert main(arguments) == 2
+    try:
+        status: Any = main(arguments)
+    except SystemExit as usage:
+        status = usage.code
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    assert message in f"\n{captured.err}"
-    assert list(recipes.iterdir()) == []
-
-
-@pytest.mark.parametrize("arguments", ["x --seeds 0", "x --job=2", "x --launcher acelerate"])
-def test_usage(recipes: Path, arguments: str) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(arguments.split())
-    assert error.value.code == 2
+    assert (status, captured.out) == (2, "")
+    assert message in captured.err.splitlines()[-1]
     assert list(recipes.iterdir()) == []
 
 
@@ -197,24 +182,22 @@ def test_goes_on_and_names_what_became_of_each_run(
     (record("other") / "run.json").write_text("[]")  # damaged before the sweep, or by its run
     settings = ["--data.root=x", "--checkpoint_every", "7"]
     names, launcher = [f"toy/table1/{row}" for row in found], f"--launcher={sys.executable} -X dev"
-    assert main([*names, "--seeds", "1", "0", launcher, "--jobs=2", "--", *settings]) == 1
+    assert main([*names, launcher, "--jobs=2", "--", *settings]) == 1
     output = capsys.readouterr().out
-    expected = {(row, seed): status for row, status in found.items() for seed in "01"}
-    assert statuses(output) == expected | {("other", "1"): "finished"}
+    assert statuses(output) == {(row, "0"): status for row, status in found.items()}
     for told in (
-        "bad, seed 1: failed (exit status 1): error: it broke; see runs/logs/toy-",
+        "bad, seed 0: failed (exit status 1): error: it broke; see runs/logs/toy-",
         "silent, seed 0: failed (exit status 0): it said nothing",
         "wild, seed 0: diverged (exit status 1): the loss is nan",
         "taken, seed 0: in use (exit status 3): error: somebody is at it",
-        "garbled, seed 0: failed: runs/toy-table1-garbled-seed0/run.json: is damaged or of",
-        "other, seed 0: failed: runs/toy-table1-other-seed0/run.json: is damaged or of",
+        "garbled, seed 0: failed: runs/toy-table1-garbled-seed0/run.json: is damaged",
+        "other, seed 0: failed: runs/toy-table1-other-seed0/run.json: is damaged",
     ):
         assert told in output
     assert all(event[2] == settings for event in events())
-    log = Path("runs/logs/toy-table1-bad-seed1.log").read_text()
+    log = Path("runs/logs/toy-table1-bad-seed0.log").read_text()
     assert log.startswith(f"$ {sys.executable} -X dev {recipes.parent}/fake.py --recipe ")
     assert log.endswith("--resume\nerror: it broke\n")
-    assert " --data.root=x --checkpoint_every 7 --output=runs/toy-table1-bad-seed1 " in log
 
 
 def test_skips_what_is_finished_and_resumes_what_is_not(
@@ -273,20 +256,19 @@ def test_so_many_runs_at_once(recipes: Path) -> None:
     assert max(accumulate(steps)) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_signals_wait_for_the_runs_to_save(
-    recipes: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+def test_a_signal_waits_for_the_runs_to_save(
+    recipes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop() -> None:
         while len(events("ready")) < 2:
             time.sleep(0.02)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=stop)
     thread.start()
     names = ["toy/table1/patient", "toy/table1/quick"]
-    assert main([*names, "--seeds", "2", "--jobs", "2"]) == 128 + number
+    assert main([*names, "--seeds", "2", "--jobs", "2"]) == 128 + signal.SIGINT
     thread.join()
     assert len(events("saved")) == 2, "each run got one signal, and the sweep waited"
     groups = {os.getpgrp(), *(event[3] for event in events("ready"))}
@@ -294,27 +276,13 @@ def test_signals_wait_for_the_runs_to_save(
     output = capsys.readouterr().out
     assert statuses(output) == {("patient", seed): "stopped" for seed in "01"}
     assert output.endswith("\n2 stopped, 2 not started\n")
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
-@pytest.mark.parametrize(
-    ("command", "planning"),
-    [
-        (["sweep", "x"], "studies.plan"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (["fair", "evaluate", "x"], "studies.plan_folds"),
-                (["study", "glyphs", "--output=/none/x.md"], "studies.Study"),
-            )
-        ),
-    ],
-)
-def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> None:
-    name, *arguments = command
+def test_a_signal_while_runs_are_planned() -> None:
     program = (
-        f"import os, signal; from benchmarks import reporting, studies, {name}; "
-        f"{planning} = lambda *_: os.kill(os.getpid(), signal.SIGINT); {name}.main({arguments})"
+        "import os, signal; from benchmarks import studies, sweep; "
+        "studies.plan = lambda *_: os.kill(os.getpid(), signal.SIGINT); sweep.main(['x'])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")
