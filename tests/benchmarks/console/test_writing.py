@@ -1,7 +1,6 @@
 """Files and folders that several processes write at once."""
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -22,15 +21,6 @@ input()
 for i in range(20):
     with OwnedFolder(folder, patience=math.inf), alone(count, wait=True):
         count.write_text(str(int(count.read_text()) + 1))
-"""
-
-OWNER = """
-import sys
-from pathlib import Path
-from benchmarks.console import OwnedFolder
-folder = OwnedFolder(Path(sys.argv[1]))
-print(1, flush=True)
-input()
 """
 
 
@@ -57,31 +47,16 @@ def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
     """Also while its owners delete it."""
     (tmp_path / "count").write_text("0")
     words = [sys.executable, "-c", COUNTER, str(tmp_path / "folder")]
-    started = [subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
-    for process in started:
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
+    for process in processes:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
-    for process in started:
+    for process in processes:
         process.communicate(timeout=TIMEOUT)  # closes the pipe
-        assert process.returncode == 0
     assert (tmp_path / "count").read_text() == "60"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "folder"]
     assert list((tmp_path / "folder").iterdir()) == []
-
-
-def test_a_killed_owner_owns_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as owner:
-        assert owner.stdout is not None
-        owner.stdout.readline()
-        with pytest.raises(InUseError, match=rf"written by another process \({owner.pid}\); wait"):
-            OwnedFolder(tmp_path)
-        owner.send_signal(signal.SIGKILL)
-    with OwnedFolder(tmp_path):
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:

@@ -54,10 +54,8 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number: str) -> No
     "argument",
     [
         "--data.batch_size=010",
-        "--evaluation.recall_at=[1, 010]",
         "--model.trunk_args.output_stride=010",
         "data: {batch_size: '010'}",
-        "optimization: {overrides: {model: {lr: 010}}}",
         "model: {trunk_args: {x: '010'}}",
     ],
 )

@@ -1,17 +1,16 @@
 """Runs as processes, of which none outlives a launcher, and the order in which a queue starts them."""
 
 import multiprocessing
-import os
 import shlex
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.console import OwnedFolder
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
@@ -80,7 +79,8 @@ def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     program = f"""
         import sys, time
         from pathlib import Path
-        from benchmarks.studies import launching
+        from benchmarks.console import OwnedFolder
+from benchmarks.studies import launching
         from benchmarks.studies.jobs import Job
         launching.RUN, log = map(Path, sys.argv[1:])
         launching.Launcher(fork={fork}).start(Job([], log, log, "run"))
@@ -110,64 +110,33 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyP
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-@ON_LINUX
-def test_a_server_that_has_just_ended_is_replaced(
+def test_a_run_that_refused_is_not_explained_by_an_older_record(
     run: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launching.RUN.write_text("print('done')")
-    start, started = multiprocessing.context.ForkServerProcess.start, []
-
-    def ends_once(process: Any) -> None:
-        started.append(process)
-        if len(started) == 1:
-            raise EOFError("unexpected EOF")  # what multiprocessing tells then
-        start(process)
-
-    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", ends_once)
-    assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
-    assert (run.exit_status, len(started)) == (0, 2)
-    assert "done" in run.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("code", "record", "problem"),
-    [
-        (1, {"status": "failed", "error": "the loss is nan"}, "the loss is nan"),
-        (1, {"status": "running", "error": None}, "error: of the log"),
-        (2, {"status": "failed", "error": "of before"}, "error: of the log"),
-    ],
-    ids=["failed", "killed", "refused"],
-)
-def test_why_a_run_did_not_finish(
-    run: Job, code: int, record: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
         job.log.write_text("error: of the log\nmore\n")
-        return Ended(lambda: code)
+        return Ended(lambda: 2)
 
     monkeypatch.setattr(Launcher, "place", place)
-    write_record(run.folder, **record)
+    write_record(run.folder, status="failed", error="of before")
     Queue(lambda: [run], 1, Launcher()).run()
-    assert run.problem() == problem
+    assert run.problem() == "error: of the log"
 
 
 def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     assert not run.in_use()
-    run.folder.mkdir()
-    lock = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
-    lock += "print(1, flush=True); input()"
-    arguments = [sys.executable, "-c", lock, os.fspath(run.folder / ".lock")]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
+    with OwnedFolder(run.folder):
         assert run.in_use()
-        writer.communicate(b"\n")
     assert not run.in_use()
 
 
-def test_a_job_that_becomes_ready_runs_before_later_ones(tmp_path, monkeypatch):
-    first, second, follows = (made(tmp_path, name) for name in ("first", "second", "follows"))
+def test_a_job_that_becomes_ready_runs_before_later_ones(
+    run: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second, follows = (made(tmp_path, name) for name in ("second", "follows"))
+    second.log = tmp_path / "file" / "log"  # it cannot be started
+    (tmp_path / "file").touch()
     started: list[str] = []
 
     def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
@@ -175,23 +144,12 @@ def test_a_job_that_becomes_ready_runs_before_later_ones(tmp_path, monkeypatch):
         write_record(job.folder)
         return Ended(lambda: 0)
 
-    def ready() -> list[Job]:
-        found = [first, follows, second] if first.is_finished() else [first, second]
-        return [job for job in found if not job.is_finished()]
-
     monkeypatch.setattr(Launcher, "place", place)
-    monkeypatch.setattr(Job, "changes", lambda job: [])
-    queue = Queue(ready, 2, Launcher())
+    queue = Queue(lambda: [run, follows, second] if started else [run, second], 2, Launcher())
     assert queue.run() == 0
-    assert started == ["first", "follows", "second"]
-    assert [job.status for job in queue.jobs] == ["finished"] * 3
-
-
-def test_a_job_that_cannot_be_started_is_one_failure(tmp_path, monkeypatch):
-    jobs = [made(tmp_path, name) for name in ("first", "second")]
-    jobs[0].log = tmp_path / "file" / "log"
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(Launcher, "place", lambda launcher, command, job: Ended(lambda: 1))
-    assert Queue(lambda: jobs, 2, Launcher()).run() == 0
-    assert [job.exit_status for job in jobs] == [None, 1]
-    assert "File exists" in str(jobs[0].why)
+    assert started == ["run", "follows"]
+    assert {job.name: job.status for job in queue.jobs} == {
+        **dict.fromkeys(("run", "follows"), "finished"),
+        "second": "failed",
+    }
+    assert "File exists" in str(second.why)

@@ -1,6 +1,5 @@
 """Commands that are printed can be pasted into a shell: they are whole, and quoted."""
 
-import html
 import json
 import os
 import re
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, study
+from benchmarks import study
 from benchmarks.datasets import DatasetError
 from benchmarks.records import load_run
 from benchmarks.records.provenance import describe_session
 from benchmarks.run import _told
 from benchmarks.settings import parse, read_study
-from tests.benchmarks.reporting.made_runs import CONFIG, DATA, write_run
 from tests.benchmarks.studies.toy import RATE, finish
 
 
@@ -89,18 +87,3 @@ def test_the_command_that_looks_through_images_is_whole(pasted):
         *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
         *("--data.test_classes", "a b.txt", "--data.class_level", "2"),
     ]
-
-
-def test_the_command_of_a_report_on_copies_is_whole(pasted, tmp_path, capsys):
-    data = {"dataset": "folder", "root": "my photos", "class_level": "last", "test_classes": None}
-    about = {"config": CONFIG | {"data": data}, "data": DATA | {"test_copies": 12}}
-    run, page = write_run(tmp_path, "A", 0, 0.4, **about), tmp_path / "page.html"
-    expected = [
-        *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
-        *("--data.class_level", "last"),
-    ]
-    assert report.main([str(run), f"--output={page}"]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    [line] = [line for line in printed if "benchmarks.datasets" in line]
-    [shown] = re.findall(r"<pre>(.*benchmarks\.datasets.*)</pre>", page.read_text())
-    assert pasted(line) == pasted(html.unescape(shown)) == expected

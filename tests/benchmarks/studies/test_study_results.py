@@ -148,12 +148,6 @@ def test_what_no_run_will_measure_is_refused_before_the_first(toy, capsys, chang
     assert sorted(path.name for path in Path().iterdir()) == ["recipes", "toy.yaml"]
 
 
-def test_before_any_result_there_is_no_page(toy, capsys):
-    assert command("--page-only") == 2
-    assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
-    assert sorted(path.name for path in Path().iterdir()) == ["recipes", "toy.yaml"]
-
-
 def test_commands_that_add_at_once_lose_nothing(toy):
     """Each waits for the other, and keeps what that has added since it read the file."""
     path, both = Path("toy.json"), [Results(Path("toy.json")) for _ in range(2)]
@@ -213,6 +207,8 @@ def test_damaged_results_are_named_and_kept(toy, trained_by, capsys):
     ],
 )
 def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
+    assert command("--page-only") == 2
+    assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
     change(**CHOOSING)
     assert command("--page-only", "--", setting) == 2
     assert message in capsys.readouterr().err
