@@ -44,7 +44,7 @@ def faults(own: str, text: str) -> list[str]:
     return found
 
 
-def test_nothing_is_imported_from_above() -> None:
+def test_nothing_is_imported_from_above():
     assert len(FILES) > 60
     found = {
         str(path): faults(path.relative_to(BENCHMARKS).parts[0].removesuffix(".py"), text)
@@ -54,7 +54,7 @@ def test_nothing_is_imported_from_above() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_what_is_forbidden_is_found() -> None:
+def test_what_is_forbidden_is_found():
     text = "from benchmarks.settings import ConfigError\ndef late(): import benchmarks.training\n"
     assert faults("records", text) == ["2: benchmarks.training is in no lower layer"]
     text = "from benchmarks.settings.data import Data\n"
@@ -73,7 +73,7 @@ for name in ("report", "tables", "export.__main__", "evaluate", "sweep", "fair",
 HEAVY = {"torch", "numpy", "matplotlib", "scipy", "optuna", "timm"}
 
 
-def test_commands_start_light() -> None:
+def test_commands_start_light():
     """A simple question does not import modules that take seconds."""
     code = f"import contextlib, importlib, sys; from benchmarks import run\n{QUESTIONS}"
     code += f"assert not set(sys.modules) & {HEAVY}, set(sys.modules) & {HEAVY}"

@@ -4,7 +4,6 @@ import errno
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,9 +30,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("error", "way_out"), FAILURES)
-def test_a_failure_of_the_machine_is_one_line_with_the_way_out(
-    error: Exception, way_out: str
-) -> None:
+def test_a_failure_of_the_machine_is_one_line_with_the_way_out(error, way_out):
     """Also where another error came of it."""
     other = KeyError("x")
     other.__context__ = error
@@ -52,7 +49,7 @@ class Failing(torch.utils.data.Dataset[int]):
         raise LookupError(f"image {index} is odd,\nand this is why")
 
 
-def test_the_reason_of_a_workers_error_is_not_cut() -> None:
+def test_the_reason_of_a_workers_error_is_not_cut():
     with pytest.raises(LookupError) as failed:
         list(DataLoader(Failing(), num_workers=1))
     line = machine_failure(failed.value)
@@ -60,12 +57,12 @@ def test_the_reason_of_a_workers_error_is_not_cut() -> None:
     assert "failed: LookupError: image 0 is odd, and this is why; --data" in line
 
 
-def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+def test_a_fault_of_the_program_keeps_its_traceback():
     assert _told(ValueError("memory"), parse([])) is None
     assert _told(RuntimeError("The size of tensor a (3) must match"), parse([])) is None
 
 
-def test_windows_is_told_in_one_line(tmp_path: Path) -> None:
+def test_windows_is_told_in_one_line(tmp_path):
     code = (
         "import sys; sys.modules['fcntl'] = None; "
         "from benchmarks.study import main; sys.exit(main(['glyphs', '--page-only']))"
@@ -78,15 +75,13 @@ def test_windows_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_memory_is_kept_unless_the_environment_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_kept_unless_the_environment_says_otherwise(monkeypatch):
     assert keep_memory()
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "9")
     assert not keep_memory()
 
 
-def test_a_run_on_a_cpu_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_cpu_keeps_its_memory(monkeypatch):
     calls: list[bool] = []
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(trial, "keep_memory", lambda: calls.append(True))

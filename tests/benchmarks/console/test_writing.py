@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ for i in range(20):
 """
 
 
-def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+def test_others_may_read_what_is_written(tmp_path):
     mask = os.umask(0o027)
     try:
         replace_file(tmp_path / "file", b"1")
@@ -33,7 +32,7 @@ def test_others_may_read_what_is_written(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
+def test_an_interrupted_file_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as file:
@@ -43,7 +42,7 @@ def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
+def test_one_process_at_a_time_owns_a_folder(tmp_path):
     """Also while its owners delete it."""
     (tmp_path / "count").write_text("0")
     words = [sys.executable, "-c", COUNTER, str(tmp_path / "folder")]
@@ -59,7 +58,7 @@ def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
+def test_a_moved_folder_stays_owned(tmp_path):
     with OwnedFolder(tmp_path / "a") as folder:
         folder.move(tmp_path / "b")
         with pytest.raises(InUseError):
@@ -68,7 +67,7 @@ def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "b").iterdir()] == []
 
 
-def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path):
     left = tmp_path / ".target.partial" / "work" / "half"
     left.mkdir(parents=True)
     with alone(tmp_path / "target") as folder:

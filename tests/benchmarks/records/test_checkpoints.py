@@ -31,7 +31,7 @@ def save(folder: Path, info: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("key", OTHERS)
 @pytest.mark.parametrize("kind", ["step", "best"])
-def test_a_checkpoint_of_another_run_is_refused(kind: str, key: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused(kind, key, tmp_path):
     mine, other, identity = tmp_path / "mine", tmp_path / "other", run_identity(INFO)
     save(mine, INFO)
     save(other, INFO | OTHERS[key])
@@ -44,12 +44,12 @@ def test_a_checkpoint_of_another_run_is_refused(kind: str, key: str, tmp_path: P
         load_checkpoint(mine, identity)
 
 
-def test_settings_that_change_no_result_may_differ(tmp_path: Path) -> None:
+def test_settings_that_change_no_result_may_differ(tmp_path):
     save(tmp_path, INFO | {"config": INFO["config"] | {"label": "B", "output": "x"}})
     assert load_checkpoint(tmp_path, run_identity(INFO))
 
 
-def test_a_kill_leaves_no_third_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_leaves_no_third_checkpoint(tmp_path, monkeypatch):
     """Neither of steps, nor best weights that no checkpoint names."""
     run = RunFolder(tmp_path)
     with monkeypatch.context() as killed:

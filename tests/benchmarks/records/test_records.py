@@ -45,13 +45,13 @@ def csv_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def unbroken(tmp_path: Path) -> Path:
+def unbroken(tmp_path):
     folder = tmp_path / "unbroken"
     write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20))
     return folder
 
 
-def test_reads_what_was_logged(unbroken: Path) -> None:
+def test_reads_what_was_logged(unbroken):
     table = read_table(unbroken, "training")
     assert list(table) == ["step", "loss", "learning_rate", "images_per_second"]
     assert table["step"] == list(range(1, 21))
@@ -65,9 +65,7 @@ def test_reads_what_was_logged(unbroken: Path) -> None:
 # 17 rows survive a kill in the flush of the 17th to 20th; then the file is cut: only the newline is
 # torn, or the line holds its step alone.
 @pytest.mark.parametrize(("torn_bytes", "step"), [(0, 0), (1, 8), (25, 16)])
-def test_resume_equals_an_unbroken_log(
-    tmp_path: Path, unbroken: Path, torn_bytes: int, step: int
-) -> None:
+def test_resume_equals_an_unbroken_log(tmp_path, unbroken, torn_bytes, step):
     folder, every = tmp_path / "killed", (5, 10, 15, 20)
     before = evaluation_rows(*(at for at in every if at <= step))
     ends = write(folder, training_rows(1, step), before)
@@ -83,7 +81,7 @@ def test_resume_equals_an_unbroken_log(
     assert not list(folder.glob(".*")), "a temporary file was left"
 
 
-def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> None:
+def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken):
     ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
     (unbroken / "training.csv").write_bytes(
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
@@ -94,9 +92,7 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> N
     assert csv_files(unbroken) == files
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
     # Names of its files end in a process's count of them, and 10 would be read before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     ends = write(tmp_path, training_rows(1, 5), [])
@@ -106,7 +102,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(
     assert [event.step for event in events] == list(range(1, 13))
 
 
-def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
+def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path):
     with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
@@ -122,7 +118,7 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
     assert loss[:4] == [1.0, 2.0, 0.5, math.inf] and math.isnan(loss[4])
 
 
-def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_code(tmp_path, monkeypatch):
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.check_output([*command, *arguments], text=True).strip()
@@ -159,5 +155,5 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.describe_code() == unknown, "no git"
 
 
-def test_peak_memory_is_in_gib() -> None:
+def test_peak_memory_is_in_gib():
     assert 0.05 < provenance.peak_memory()["host"] < 50

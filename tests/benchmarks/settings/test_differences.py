@@ -22,12 +22,12 @@ def config(**changes: Any) -> dict[str, Any]:
     return {"seed": 0, "data": {"fold": 0, "root": "data"}, "evaluation": {"every": 5}} | changes
 
 
-def test_the_tables_name_settings_that_there_are_or_were() -> None:
+def test_the_tables_name_settings_that_there_are_or_were():
     known = flat(parse([]).config)
     assert set(MOVES) <= {*known, *SETTINGS}
 
 
-def test_former_settings_without_effect_are_no_difference() -> None:
+def test_former_settings_without_effect_are_no_difference():
     """Older runs are compared, and named in files of results, as if they had been made today."""
     old = {
         **{"data": {"crop_to_box": False, "fold": 1}, "model": {"compile": False}, "trackers": []},
@@ -55,9 +55,7 @@ def test_former_settings_without_effect_are_no_difference() -> None:
         ({"evaluation": {"every": 6}, "protocol": "fair"}, *[["evaluation.every", "protocol"]] * 3),
     ],
 )
-def test_what_differs_where(
-    now: dict[str, Any], resumption: list[str], results: list[str], methods: list[str]
-) -> None:
+def test_what_differs_where(now, resumption, results, methods):
     for differences, expected in (
         (config_changes, resumption),
         (changes_of_results, results),
@@ -68,17 +66,6 @@ def test_what_differs_where(
 
 def with_loss(path: str = "some.Loss", weight: float = 1.0, **arguments: Any) -> dict[str, Any]:
     return {"losses": [{"loss": {"class_path": path, "init_args": arguments}, "weight": weight}]}
-
-
-def test_lists_of_plain_values_stay_whole() -> None:
-    found = flat(with_loss(betas=[0.9, 0.99], kernels=[{"degree": 2}]) | {"a": []})
-    assert found == {
-        "losses[0].loss.class_path": "some.Loss",
-        "losses[0].loss.init_args.betas": [0.9, 0.99],
-        "losses[0].loss.init_args.kernels[0].degree": 2,
-        "losses[0].weight": 1.0,
-        "a": [],
-    }
 
 
 @pytest.mark.parametrize(
@@ -93,9 +80,7 @@ def test_lists_of_plain_values_stay_whole() -> None:
         ),
     ],
 )
-def test_arguments_of_classes_are_compared_one_by_one(
-    now: dict[str, Any], changes: list[tuple[str, Any, Any]]
-) -> None:
+def test_arguments_of_classes_are_compared_one_by_one(now, changes):
     expected = [Change(f"losses[0].{key}", old, new) for key, old, new in changes]
     assert config_changes(with_loss(a=1), now) == expected
 
@@ -108,7 +93,7 @@ def horde(place: str, **arguments: Any) -> dict[str, Any]:
     return {"class_path": f"{place}.HORDELoss", "init_args": arguments | inner}
 
 
-def test_a_class_that_changed_is_the_same_setting() -> None:
+def test_a_class_that_changed_is_the_same_setting():
     new = horde("pml_regularizers.losses.horde_loss", checkpoint=False, matmul_dtype=None)
     old = horde("pml_regularizers.horde", activations="store", products="full")
     assert identity(new) == old == identity(old)
@@ -124,14 +109,14 @@ def test_a_class_that_changed_is_the_same_setting() -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_former_description_stays(name: str) -> None:
+def test_a_former_description_stays(name):
     """Recorded runs have it."""
     before = CLASSES[name]
     arguments = {kept: next(iter(values.values()), 1) for kept, values in before.renamed.values()}
     assert before.arguments(before.arguments(arguments)) == before.arguments(arguments)
 
 
-def test_a_stated_rate_of_the_boundary_is_the_one_that_was_unsaid() -> None:
+def test_a_stated_rate_of_the_boundary_is_the_one_that_was_unsaid():
     other = {"loss.beta": {"lr": 1e-3, "weight_decay": 0.0}}
     assert identity({"overrides": {"loss.beta": {**BETA}}}) == {"overrides": {}}
     assert identity({"overrides": other}) == {"overrides": other}

@@ -8,8 +8,9 @@ import pytest
 import torch
 from pytorch_metric_learning import miners
 from pytorch_metric_learning.distances import CosineSimilarity
+from torch import nn
 
-from benchmarks.building.network import batch_norms, build_model
+from benchmarks.building.network import EmbeddingModel, batch_norms, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.run import main
 from benchmarks.settings import (
@@ -22,14 +23,14 @@ from benchmarks.settings import (
     read_entry,
     recipe_names,
 )
-from benchmarks.settings.former import BETA
+from pml_regularizers import EmbeddingHead, VEMAttention
 
 OURS, PML = "pml_regularizers", "pytorch_metric_learning"
 HORDE, CONTRASTIVE = f"{OURS}.HORDELoss", f"{PML}.losses.ContrastiveLoss"
 
 
 @pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -102,13 +103,7 @@ MISTAKES = [  # (argument or content of a file, message)
 
 
 @pytest.mark.parametrize(("argument", "expected"), MISTAKES)
-def test_a_mistake_is_one_line_and_status_2(
-    argument: str,
-    expected: str,
-    empty: Path,
-    glyphs_root: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_line_and_status_2(argument, expected, empty, glyphs_root, capsys):
     if not argument.startswith("--"):
         (empty / "c.yaml").write_text(argument)
         argument = "--config=c.yaml"
@@ -121,7 +116,7 @@ def test_a_mistake_is_one_line_and_status_2(
     assert [*empty.iterdir()] == before
 
 
-def test_parsed_again_it_is_the_same_and_its_own() -> None:
+def test_parsed_again_it_is_the_same_and_its_own():
     arguments = ["--model.trunk_args={a: [1]}", loss(CONTRASTIVE, pos_margin=0.5), "--seed=3"]
     first, second = parse(arguments), parse(arguments)
     assert first == second
@@ -139,9 +134,7 @@ def test_parsed_again_it_is_the_same_and_its_own() -> None:
         *(["--seed=010"], ["--seed=4294967296"], ["--data.fold=1.5"]),
     ],
 )
-def test_without_its_parser_an_option_means_the_same(
-    options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_parser_an_option_means_the_same(options, monkeypatch):
     def meant() -> Any:
         try:
             return parse(options)
@@ -153,7 +146,7 @@ def test_without_its_parser_an_option_means_the_same(
     assert meant() == found
 
 
-def test_layers_override_each_other(empty: Path) -> None:
+def test_layers_override_each_other(empty):
     (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
     (empty / "b.yaml").write_text("optimization: {steps: 8}")
     options = ["--seed=4", "--data.folds=9", "--data={max_classes: 8}", "--data.root", "data"]
@@ -177,12 +170,12 @@ def test_layers_override_each_other(empty: Path) -> None:
         (["--config=own.yaml"], "own"),
     ],
 )
-def test_the_folder_is_named_after_what_is_run(argv: list[str], name: str, empty: Path) -> None:
+def test_the_folder_is_named_after_what_is_run(argv, name, empty):
     (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
     assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
 
 
-def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty: Path) -> None:
+def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty):
     """No gap of a term is filled from the term that had its place."""
     first, second = {"loss": {"class_path": "a.A"}}, {"loss": {"class_path": "b.B"}, "weight": 3.0}
     (empty / "a.yaml").write_text(dump({"losses": [second, second]}))
@@ -194,7 +187,7 @@ def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty: Path) -> No
     assert parse(argv).config["losses"] == [first | {"weight": 1.0}, second]
 
 
-def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
+def test_the_dumped_config_is_the_experiment(empty):
     text = ["--label=1e5", "--miner={class_path: X, init_args: {text: '1.5e-3', number: 1e5}}"]
     first = parse(["--recipe=glyphs/demo/binomial_horde", "--seed=2", *text])
     assert first.config["miner"]["init_args"] == {"text": "1.5e-3", "number": 1e5}
@@ -204,7 +197,7 @@ def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
     assert second.experiment == first.experiment
 
 
-def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path: Path) -> None:
+def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.safetensors").touch()
     (tmp_path / "SHA256SUMS").touch()
@@ -216,13 +209,13 @@ def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path: Path) -> No
     assert {run.config["model"]["weights"] for run in runs} == {str(tmp_path)}
 
 
-def test_a_recipe_finds_its_weights_from_anywhere(empty: Path) -> None:
+def test_a_recipe_finds_its_weights_from_anywhere(empty):
     run = parse(["--recipe=glyphs/finetune/binomial", "--seed=1"]).experiment
     assert run.model.weights.is_file()
     build_model(run.model, run.data)
 
 
-def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
+def test_builds_nested_classes_with_the_sizes_of_the_run():
     arcface = spec(f"{PML}.losses.ArcFaceLoss", margin=20)
     cosine = spec(f"{PML}.distances.CosineSimilarity")
     terms = [
@@ -242,7 +235,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     assert loss(model(torch.randn(4, 1, 32, 32)), torch.tensor([0, 0, 1, 1])).isfinite()
 
 
-def test_parts_have_their_own_settings() -> None:
+def test_parts_have_their_own_settings():
     overrides = "--optimization.overrides={model.head.fc: {lr: 1e-2, weight_decay: 0.5}}"
     attention = option("model.attention", spec(f"{OURS}.VEMAttention", init="zeros"))
     run = parse([overrides, attention]).experiment
@@ -260,15 +253,22 @@ def test_parts_have_their_own_settings() -> None:
     assert groups["model.head.fc"]["weight_decay"] == 0.5
 
 
-def test_recipes_give_the_boundary_of_margin_loss_its_authors_rate() -> None:
+def test_recipes_give_the_boundary_of_margin_loss_its_authors_rate():
     """Wu et al.: 5e-4, without decay. A distance hardly moves at a trunk's rate."""
-    found = 0
+    found = set()
     for name in recipe_names():
         settings = read_entry(name).settings
-        if "losses.MarginLoss" in json.dumps(settings["losses"]):
-            parts = settings["optimization"]["overrides"]
-            assert [of for part, of in parts.items() if part.endswith(".beta")] == [BETA], name
-            found += 1
+        optimization = settings["optimization"]
+        decisive = str([settings["losses"], *map(optimization.get, ("overrides", "scheduler"))])
+        if "losses.MarginLoss" not in decisive or decisive in found:
+            continue
+        found.add(decisive)
+        run = parse([f"--recipe={name}"]).experiment
+        model = EmbeddingModel(nn.Identity(), EmbeddingHead(4, 8, attention=VEMAttention))
+        optimizer, _ = build_optimizer(run.optimization, model, build_loss(run, model, 3))
+        (beta,) = (group for group in optimizer.param_groups if group["name"].startswith("loss"))
+        assert (beta["max_lr"] if run.optimization.scheduler else beta["lr"]) == 5e-4, name
+        assert beta["weight_decay"] == 0, name
     assert found
 
 
@@ -276,9 +276,7 @@ def test_recipes_give_the_boundary_of_margin_loss_its_authors_rate() -> None:
     ("batch_norm", "statistics_move", "affine_moves"),
     [("train", True, True), ("frozen_statistics", False, True), ("frozen", False, False)],
 )
-def test_batch_norm_can_be_frozen(
-    batch_norm: str, statistics_move: bool, affine_moves: bool
-) -> None:
+def test_batch_norm_can_be_frozen(batch_norm, statistics_move, affine_moves):
     run = parse([f"--model.batch_norm={batch_norm}"]).experiment
     model = build_model(run.model, run.data)
     loss = build_loss(run, model, num_classes=3)

@@ -3,7 +3,6 @@
 import os
 import re
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +16,13 @@ REMARKS = {"differs", "not_given", "printed", "published_code"}
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path)
     (tmp_path / "a").mkdir()
     return tmp_path / "a" / "b.yaml"
 
 
-def test_tables_and_remarks_are_as_described() -> None:
+def test_tables_and_remarks_are_as_described():
     """Other tests check what the trainings build."""
     for name in table_names():
         content = read_yaml(RECIPES / f"{name}.yaml")
@@ -44,14 +43,14 @@ def test_tables_and_remarks_are_as_described() -> None:
             re.compile(remark.of)
 
 
-def test_an_unknown_training_is_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_training_is_one_line(file, capsys):
     file.write_text("trainings: {x: {same_as: a/b/y}}")
     assert main(["--list"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "recipe: no 'y' in a/b; there are x" in line
 
 
-def test_a_changed_file_is_read_again_whatever_its_time(file: Path) -> None:
+def test_a_changed_file_is_read_again_whatever_its_time(file):
     """Two changes may come within one tick of a file system's clock."""
     for label in "XY":
         file.write_text(f"trainings: {{x: {{label: {label}}}}}")
@@ -59,7 +58,7 @@ def test_a_changed_file_is_read_again_whatever_its_time(file: Path) -> None:
         assert read_entry("a/b/x").label == label
 
 
-def test_a_row_of_another_training(file: Path) -> None:
+def test_a_row_of_another_training(file):
     """It has that training's settings, under its own label and without its numbers."""
     file.write_text(
         "shared: {seed: 1}\ntrainings: {x: {label: X, data: {root: r}}, y: {same_as: a/c/z}}"
@@ -73,7 +72,7 @@ def test_a_row_of_another_training(file: Path) -> None:
     assert y.settings == {"label": "Z", "seed": 2}
 
 
-def test_remarks_are_of_the_entries_that_they_match(file: Path) -> None:
+def test_remarks_are_of_the_entries_that_they_match(file):
     file.write_text("trainings: {x: {label: X}, y: {label: Y, data: {dataset: sop}}}")
     (file.parents[1] / "a.yaml").write_text(
         "differs: [{facts: {f: 1, g: null}, text: all}, {of: ^b  X$, text: one}]\n"

@@ -45,13 +45,11 @@ def test_studies_of_the_runner_are_read():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"margn": 1}, "margn"),
         ({"comparisons": None}, "comparisons: expected a mapping of names"),
         ({"rows": {"a": {"take": ["b"]}}}, "rows: Option 'take' is not accepted"),
         (rows({"takes": ["binomial_horde"]}), "rows.binomial.takes: no row 'binomial_horde' above"),
         (rows({"choose": {RATE: [1, 1]}}), "expected different values"),
         (rows({"choose": {RATE: [1, 2]}}), "unequal numbers of settings, [0, 2]; see choice."),
-        ({"margin": float("inf")}, "margin: expected a finite number >0 and <100, got inf"),
         # Lists that may widen differently are no equal budget, either.
         (
             rows({"choose": {RATE: [1, 2, 3]}}, choose={"losses[0].weight": [1, 2]})

@@ -3,7 +3,6 @@
 import argparse
 import re
 from math import inf
-from pathlib import Path
 
 import pytest
 
@@ -23,9 +22,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_settings(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_settings(name, tmp_path, capsys):
     content, expected = FILES[name]
     (tmp_path / "c.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["--recipe=glyphs/demo/binomial", f"--config={tmp_path / 'c.yaml'}"]) == 2
@@ -33,7 +30,7 @@ def test_a_file_that_is_no_settings(
     assert expected in line
 
 
-def test_what_is_written_reads_back() -> None:
+def test_what_is_written_reads_back():
     shared = ["*", "[x", "{a: 1}", "1e5", "a*b", "2024-01-01", *OTHER_NUMBERS, *map(str, NUMBERS)]
     settings = {"a": shared, "b": {"c": shared, "d": 1e-5, "e": None, "f": [*NUMBERS]}}
     assert load_yaml(dump(settings)) == settings
@@ -42,7 +39,7 @@ def test_what_is_written_reads_back() -> None:
 
 
 @pytest.mark.parametrize("number", OTHER_NUMBERS)
-def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number: str) -> None:
+def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number):
     for text in (number, f"a: [{{b: {number}}}]", f"{{{number}: 1}}"):
         with pytest.raises(ValueError, match=f"decimal digits, got {re.escape(number)}"):
             load_yaml(text)
@@ -59,7 +56,7 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number: str) -> No
         "model: {trunk_args: {x: '010'}}",
     ],
 )
-def test_no_way_leads_such_a_number_past_the_reader(argument: str, tmp_path: Path) -> None:
+def test_no_way_leads_such_a_number_past_the_reader(argument, tmp_path):
     """Neither options nor texts in files, of which the parser makes numbers."""
     if not argument.startswith("--"):
         (tmp_path / "c.yaml").write_text(argument)
@@ -69,7 +66,7 @@ def test_no_way_leads_such_a_number_past_the_reader(argument: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("key", ["no", "1.5"])
-def test_a_key_is_text(key: str) -> None:
+def test_a_key_is_text(key):
     with pytest.raises(ValueError, match="expected text; quote it"):
         load_yaml(f"{key}: 1")
     assert load_yaml(f"'{key}': 1") == {key: 1}

@@ -39,7 +39,7 @@ def reuse() -> Tensor:
     return torch.zeros(1000)  # where a freed tensor was
 
 
-def test_tensors_are_counted_while_they_live_without_results_and_what_was_there() -> None:
+def test_tensors_are_counted_while_they_live_without_results_and_what_was_there():
     given = torch.zeros(1000)
     assert tensor_bytes(keep_and_free) == 2 * FLOATS
     assert tensor_bytes(reuse) == FLOATS
@@ -48,7 +48,7 @@ def test_tensors_are_counted_while_they_live_without_results_and_what_was_there(
     assert tensor_bytes(lambda: given.add_(1)) == 0
 
 
-def test_backward_passes_are_counted() -> None:
+def test_backward_passes_are_counted():
     x = torch.zeros(1000, requires_grad=True)
 
     def square() -> Tensor:
@@ -65,14 +65,12 @@ def read_and_allocate(given: Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_is_measured_with_numpy_and_without_what_it_is_given() -> None:
+def test_a_process_is_measured_with_numpy_and_without_what_it_is_given():
     call = partial(read_and_allocate, torch.ones(100 * 2**18))
     assert process_bytes(call) == pytest.approx(100 * 2**20, rel=0.1)
 
 
-def test_candidates_take_turns_and_are_compared_round_by_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_candidates_take_turns_and_are_compared_round_by_round(monkeypatch):
     calls: list[str] = []
     seconds = iter([1.0, 3.0, 10.0, 20.0, 2.0, 8.0])
     monkeypatch.setattr(measuring, "_seconds", lambda run: run() or next(seconds))
@@ -83,9 +81,7 @@ def test_candidates_take_turns_and_are_compared_round_by_round(
 
 
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 5.0)])
-def test_with_one_thread_the_time_of_other_processes_does_not_count(
-    threads: int, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_one_thread_the_time_of_other_processes_does_not_count(threads, seconds, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     clocks = {"process_time": itertools.count(0.0, 1.0), "perf_counter": itertools.count(0.0, 5.0)}
@@ -95,7 +91,7 @@ def test_with_one_thread_the_time_of_other_processes_does_not_count(
     assert found == {"a": [seconds]}
 
 
-def test_a_table() -> None:
+def test_a_table():
     seconds, memory = {"bare": [2, 2], "plain": [3, 3.4]}, {"bare": 0, "plain": 80_000_000}
     assert table("Size", seconds, memory).splitlines()[2:] == [
         "|  | time | least to most | memory | MB |",
@@ -109,16 +105,14 @@ def test_a_table() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
 )
-def test_every_case_runs_at_a_tiny_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_case_runs_at_a_tiny_size(name, capsys):
     assert main([name, "--tiny"]) == 0
     text = capsys.readouterr().out
     assert f"python -m benchmarks.speed {name} --tiny`:\n" in text
     assert text.count("\n| ") >= 4, "two candidates below the heads"
 
 
-def test_all_cases_run_unless_some_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_cases_run_unless_some_are_named(monkeypatch, capsys):
     few = {name: CASES[name] for name in ("energy_confusion", "joint_similarity")}
     monkeypatch.setattr("benchmarks.speed.__main__.CASES", few)
     assert main(["--tiny"]) == 0
@@ -128,9 +122,7 @@ def test_all_cases_run_unless_some_are_named(
     assert "expected some of energy_confusion, joint_similarity" in capsys.readouterr().err
 
 
-def test_figures_name_their_commit_and_the_settings_of_their_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_figures_name_their_commit_and_the_settings_of_their_command(monkeypatch):
     code = {"commit": "b9afa51" + 33 * "0", "dirty": True}
     monkeypatch.setattr(measuring, "describe_code", lambda: code)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from benchmarks.reporting import folds as reported
 from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import DIVERGED, RECORD
 from tests.benchmarks.reporting.made_runs import all_rows
-from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
+from tests.benchmarks.studies.fakes import RECIPE, TINY, record_of
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path) -> Callable[..., Path]:
+def evaluated(tmp_path):
     """An evaluation with hand-made records: numbers[seed][fold] = (validation MAP@R, test Recall@1)."""
 
     def make(name: str, numbers: dict[int, list[tuple[float, float]]], **changes: Any) -> Path:
@@ -65,7 +65,7 @@ NUMBERS = {
 }
 
 
-def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
+def test_the_ensemble_by_hand(evaluated):
     """Cosines add up: of 0 and 1 cos 80 + cos 5 = 1.17, of 0 and 2 cos 30 + cos 100 = 0.69, ..."""
     method = reported.read_method(evaluated("a", {0: [(0.1, 0.2), (0.1, 0.2)]}))
     cosines = sum(np.cos(angles[:, None] - angles[None]) for angles in ANGLES)
@@ -75,8 +75,8 @@ def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
 
 
 def test_three_kinds_of_number_in_three_tables_paired_by_the_seeds_that_both_have(
-    evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+    evaluated, capsys
+):
     other = {
         seed: [(value + 0.01 * seed, recall + 0.1 - 0.01 * seed) for value, recall in folds]
         for seed, folds in NUMBERS.items()
@@ -108,7 +108,7 @@ def test_three_kinds_of_number_in_three_tables_paired_by_the_seeds_that_both_hav
     assert "Settings in which the methods differ: losses." in text
 
 
-def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]) -> None:
+def test_a_run_that_diverged_is_counted_and_named(evaluated):
     folder = evaluated("a", NUMBERS)
     for fold in range(2):
         path = folder / f"seed3-fold{fold}" / "run.json"
@@ -123,9 +123,7 @@ def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]
 CUB = RECORD["data"] | {"name": "cub", "fold": "0 of 4", "view": None}
 
 
-def test_what_cannot_be_compared(
-    evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_compared(evaluated, capsys):
     own = str(evaluated("a", NUMBERS))
     for other, message in (
         (evaluated("b", NUMBERS, data=CUB), "data name is 'cub', but 'glyphs'"),
@@ -135,9 +133,7 @@ def test_what_cannot_be_compared(
         assert message in capsys.readouterr().err
 
 
-def test_evaluation_goes_on_after_a_failure(
-    tmp_path: Path, trainings: Callable[..., Trainings], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_goes_on_after_a_failure(tmp_path, trainings, capsys):
     def end(number: int, run: Job) -> str:
         np.savez(run.folder / "test_embeddings.npz", embeddings=EMBEDDINGS[0], labels=LABELS)
         return "failed" if number == 2 else "finished"
@@ -168,12 +164,7 @@ def test_evaluation_goes_on_after_a_failure(
         (["compare", "nowhere"], "nowhere: found no run"),
     ],
 )
-def test_wrong_commands_are_one_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_wrong_commands_are_one_line(arguments, message, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert fair.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()

@@ -1,10 +1,13 @@
 """Runs as processes, of which none outlives a launcher, and the order in which a queue starts them."""
 
 import multiprocessing
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -23,15 +26,18 @@ ON_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="runs are forked, and end with their parent, on Linux alone"
 )
 
-# Stands in for benchmarks/run.py: saves when it is told to stop.
+# Stands in for benchmarks/run.py: saves when it is told to stop; a second signal would end it before that.
 PATIENT = """
-import os, signal, sys, time
+import signal, sys, time
 def stop(number, frame):
-    print("saved", number, flush=True)
+    signal.signal(number, signal.SIG_DFL)
+    time.sleep(0.2)
+    print("saved", flush=True)
     sys.exit(128 + number)
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
+time.sleep(60)
 """
 
 
@@ -40,7 +46,7 @@ def made(folder: Path, name: str) -> Job:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def run(tmp_path, monkeypatch):
     """A run whose program the test writes; a server that forks it imports only what it needs."""
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
     monkeypatch.setattr(Job, "changes", lambda job: [])
@@ -56,9 +62,9 @@ def wait_for(run: Job, word: str) -> None:
         time.sleep(0.02)
 
 
-def test_an_error_leaves_no_run_behind(run: Job) -> None:
+def test_an_error_leaves_no_run_behind(run):
     ends = "import sys\nif sys.argv[1].endswith('ended'): sys.exit()\n"
-    launching.RUN.write_text(ends + PATIENT + "time.sleep(60)\n")
+    launching.RUN.write_text(ends + PATIENT)
     ended = made(run.folder.parent, "ended")
 
     def ready() -> list[Job]:
@@ -72,15 +78,32 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
     assert "saved" in run.log.read_text()
 
 
+def test_one_signal_is_one_for_each_run_at_work_which_saves(run, tmp_path):
+    launching.RUN.write_text(PATIENT)
+    jobs = [run, *(made(tmp_path, name) for name in ("second", "third"))]
+
+    def stop() -> None:
+        for job in jobs[:2]:
+            wait_for(job, "ready")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler, thread = signal.getsignal(signal.SIGINT), threading.Thread(target=stop)
+    thread.start()
+    assert Queue(lambda: jobs, 3, Launcher(jobs=2)).run() == 128 + signal.SIGINT
+    thread.join()
+    assert [job.status for job in jobs] == ["stopped", "stopped", "not started"]
+    assert all("saved" in job.log.read_text() for job in jobs[:2])
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
 @ON_LINUX
 @pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
-    launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
+def test_a_killed_launcher_leaves_no_run_behind(run, fork):
+    launching.RUN.write_text(PATIENT)
     program = f"""
         import sys, time
         from pathlib import Path
-        from benchmarks.console import OwnedFolder
-from benchmarks.studies import launching
+        from benchmarks.studies import launching
         from benchmarks.studies.jobs import Job
         launching.RUN, log = map(Path, sys.argv[1:])
         launching.Launcher(fork={fork}).start(Job([], log, log, "run"))
@@ -94,7 +117,7 @@ from benchmarks.studies import launching
 
 
 @ON_LINUX
-def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_run_is_as_one_of_its_own(run, monkeypatch):
     """Its arguments, name, environment, session, streams and exit status."""
     monkeypatch.setenv("SAID", "here")
     launching.RUN.write_text(
@@ -110,9 +133,7 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyP
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-def test_a_run_that_refused_is_not_explained_by_an_older_record(
-    run: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_refused_is_not_explained_by_an_older_record(run, monkeypatch):
     def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
         job.log.write_text("error: of the log\nmore\n")
         return Ended(lambda: 2)
@@ -123,7 +144,7 @@ def test_a_run_that_refused_is_not_explained_by_an_older_record(
     assert run.problem() == "error: of the log"
 
 
-def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_writes(run, monkeypatch):
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     assert not run.in_use()
     with OwnedFolder(run.folder):
@@ -131,9 +152,7 @@ def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.Monk
     assert not run.in_use()
 
 
-def test_a_job_that_becomes_ready_runs_before_later_ones(
-    run: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_becomes_ready_runs_before_later_ones(run, tmp_path, monkeypatch):
     second, follows = (made(tmp_path, name) for name in ("second", "follows"))
     second.log = tmp_path / "file" / "log"  # it cannot be started
     (tmp_path / "file").touch()

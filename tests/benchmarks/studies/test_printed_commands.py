@@ -20,7 +20,7 @@ from tests.benchmarks.studies.toy import RATE, finish
 
 
 @pytest.fixture
-def pasted(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+def pasted(tmp_path_factory, monkeypatch):
     """The words that `python` gets of a command that bash reads."""
     python = tmp_path_factory.mktemp("bin") / "python"
     python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")

@@ -18,7 +18,7 @@ from benchmarks.settings import ConfigError, changed, parse
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Train, value_of
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, value_of
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Train, val
         ),
     ],
 )
-def test_wrong_spaces(text: str, message: str, space: Path) -> None:
+def test_wrong_spaces(text, message, space):
     space.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_space(space)
 
 
-def test_ranges(space: Path) -> None:
+def test_ranges(space):
     space.write_text("a: {low: 1e-4, high: 1, log: true}\nb: {choices: [x, null, 1]}")
     assert read_space(space) == {
         "a": FloatDistribution(1e-4, 1.0, log=True),
@@ -50,7 +50,7 @@ def test_ranges(space: Path) -> None:
     }
 
 
-def test_paths_into_settings() -> None:
+def test_paths_into_settings():
     overrides = {"model.head": {"lr": 1}, "model.head.fc": {"lr": 2}}
     settings = {"losses": [{"weight": 1.0}], "optimization": {"overrides": overrides}}
     before, paths = json.dumps(settings), ("overrides.model.head.fc.lr", "loss_learning_rate")
@@ -67,9 +67,7 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_search_maximises_the_mean_over_the_folds(
-    make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_maximises_the_mean_over_the_folds(make_search, trainings, capsys):
     done = trainings()
     searched = make_search()
     assert searched.execute(Launcher()) == 0
@@ -106,9 +104,7 @@ MOMENTS = {
 }
 
 
-def test_a_killed_study_goes_on_as_if_it_never_was(
-    make_search: Make, trainings: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_study_goes_on_as_if_it_never_was(make_search, trainings, monkeypatch, tmp_path):
     trainings()
     whole = make_search(folder=tmp_path / "whole")
     whole.execute(Launcher())
@@ -132,7 +128,7 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
         assert table(stopped.folder) == table(whole.folder), moment
 
 
-def test_what_a_search_is_cannot_change(make_search: Make, space: Path) -> None:
+def test_what_a_search_is_cannot_change(make_search, space):
     first = make_search()
     first.folder.mkdir()
     first.begin()
@@ -147,7 +143,7 @@ def test_what_a_search_is_cannot_change(make_search: Make, space: Path) -> None:
             make_search(**{"space": first.space} | changes).begin()
 
 
-def test_a_trial_has_the_defaults_of_its_classes(make_search: Make, space: Path) -> None:
+def test_a_trial_has_the_defaults_of_its_classes(make_search, space):
     space.write_text(
         "optimization.optimizer.class_path: {choices: [torch.optim.Adam, torch.optim.SGD]}\n"
         "losses[0].loss.init_args.distance.init_args.power: {low: 1, high: 2, int: true}\n"
@@ -163,7 +159,7 @@ def test_a_trial_has_the_defaults_of_its_classes(make_search: Make, space: Path)
     assert [distance["init_args"]["power"] for distance in distances] == [1, 2]
 
 
-def test_a_trial_that_fails_is_one_of_the_budget(make_search: Make, trainings: Train) -> None:
+def test_a_trial_that_fails_is_one_of_the_budget(make_search, trainings):
     done = trainings(lambda number, run: "failed" if number == 2 else "finished")
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 0
@@ -180,9 +176,7 @@ def test_a_trial_that_fails_is_one_of_the_budget(make_search: Make, trainings: T
     assert not (hopeless.folder / "best.yaml").exists()
 
 
-def test_a_run_ended_from_outside_is_not_the_settings_fault(
-    make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_ended_from_outside_is_not_the_settings_fault(make_search, trainings, capsys):
     trainings(lambda number, run: "finished" if number < 4 else "running")
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 1
@@ -195,7 +189,7 @@ def test_a_run_ended_from_outside_is_not_the_settings_fault(
     assert len(table(searched.folder)) == 2
 
 
-def test_trials_at_once(make_search: Make, trainings: Train) -> None:
+def test_trials_at_once(make_search, trainings):
     """Both of two trials have begun before one ends; a kill loses neither their numbers nor their values."""
 
     def end(number: int, run: Job) -> str:
@@ -219,9 +213,7 @@ def test_trials_at_once(make_search: Make, trainings: Train) -> None:
     assert [int(row["trial"]) for row in table(searched.folder)] == list(range(4))
 
 
-def test_a_search_never_loads_the_test_classes(
-    glyphs_root: Path, tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_never_loads_the_test_classes(glyphs_root, tmp_path, in_process, monkeypatch):
     splits = []
 
     def glyphs(*arguments: Any, **keywords: Any) -> Glyphs:

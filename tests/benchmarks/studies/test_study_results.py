@@ -27,7 +27,7 @@ from tests.support.processes import command as command_line
 
 
 @pytest.fixture
-def folders(toy) -> None:
+def folders(toy):
     """Two folders of images, and rows that are trained on a folder."""
     for place, size in (("a", 24), ("b", 30)):
         for name in range(4):

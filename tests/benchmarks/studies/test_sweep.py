@@ -1,110 +1,62 @@
-"""The sweep: what it starts, skips, resumes and refuses; failures and signals; real runs at the end."""
+"""The sweep: what it starts, skips, resumes and refuses, and what it tells of each run."""
 
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.records.files import signed
-from benchmarks.records.run_folder import RunFolder
+from benchmarks.records import RunFolder, write_json
 from benchmarks.settings import recipe_files
-from benchmarks.studies import launching
-from benchmarks.studies.jobs import plan, trainings
+from benchmarks.studies.jobs import Job, plan, trainings
+from benchmarks.studies.launching import Launcher
 from benchmarks.sweep import main
 from tests.benchmarks.made import DIVERGED, RECORD, write_record
+from tests.benchmarks.studies.fakes import Ended
 from tests.support.processes import ROOT
 
-LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
-ROWS = ("quick", "other", "bad", "taken", "patient", "silent", "garbled", "wild")
-# Stands in for benchmarks/run.py: what it does is the recipe's row.
-FAKE = (
-    f"""
-RECORD = {signed(RECORD)!r}
-DIVERGED = {signed(RECORD | DIVERGED)!r}
-"""
-    + """
-import argparse, json, os, signal, sys, time
-from pathlib import Path
-
-parser = argparse.ArgumentParser()
-for name in ("recipe", "seed", "output"):
-    parser.add_argument("--" + name)
-parser.add_argument("--resume", action="store_true")
-options, settings = parser.parse_known_args()
-folder, row = Path(options.output), options.recipe.rpartition("/")[2]
-events = folder.parent / "events"
-
-def event(word):
-    with events.open("a") as file:
-        file.write(json.dumps([word, folder.name, settings, os.getpgrp()]) + "\\n")
-
-event("begin")
-if row == "bad":
-    sys.exit("error: it broke")
-if row == "taken":
-    print("error: somebody is at it", file=sys.stderr)
-    sys.exit(3)
-if row == "silent":
-    sys.exit(0)
-if row == "patient":
-    # As the runner: a second signal would end it before it has saved.
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    event("ready")
-    while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    event("saved")
-    sys.exit(143)
-if row == "garbled":
-    folder.mkdir()
-    (folder / "run.json").write_text("[]")
-    sys.exit(0)
-if row == "wild":
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(DIVERGED))
-    sys.exit(1)
-(folder / "records").mkdir(parents=True)
-(folder / "records" / "training.csv").write_text("~iteration~,loss\\n1,0.5\\n30,0.1\\n")
-(folder / "run.json").write_text(json.dumps(RECORD))
-event("end")
-"""
-)
+RUNS: dict[str, tuple[str, int, dict[str, Any] | None]] = {
+    **dict.fromkeys(("quick", "other"), ("", 0, RECORD)),
+    "bad": ("error: it broke", 1, None),
+    "taken": ("error: somebody is at it", 3, None),
+    "silent": ("", 0, None),
+    "wild": ("", 1, RECORD | DIVERGED),
+}
+"""What the run of a row prints, its exit status and its run.json."""
 
 
 @pytest.fixture
-def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two tables of tiny recipes, a stand-in for run.py, and an empty working folder."""
+def started(tmp_path, monkeypatch):
+    """The commands of the runs, which stand-ins take: of two tables of tiny recipes, in an empty folder."""
     folder = tmp_path / "recipes" / "toy"
     folder.mkdir(parents=True)
-    shared = {"losses": LOSSES, "optimization": {"steps": 30}}
-    content = {"shared": shared, "trainings": {row: {"label": row} for row in ROWS}}
+    losses = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
+    shared = {"losses": losses, "optimization": {"steps": 30}}
+    content = {"shared": shared, "trainings": {row: {"label": row} for row in RUNS}}
     (folder / "table1.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     again = {"trainings": {"same": {"same_as": "toy/table1/quick"}}}
     (folder / "table2.yaml").write_text(yaml.safe_dump(again))
-    (tmp_path / "fake.py").write_text(FAKE)
-    work = tmp_path / "work"
-    work.mkdir()
+    commands: dict[str, list[str]] = {}
+
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        said, status, record = RUNS[job.training.rpartition("/")[2]]
+        commands[job.folder.name] = command
+        job.log.write_text(f"{said}\n")
+        job.folder.mkdir(exist_ok=True)
+        if record:
+            write_json(job.folder / "run.json", record)
+        return Ended(lambda: status)
+
+    (tmp_path / "work").mkdir()
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
-    monkeypatch.setattr(launching, "RUN", tmp_path / "fake.py")
-    monkeypatch.setattr("benchmarks.studies.queue.POLL", 0.02)
+    monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.chdir(work)
-    return work
-
-
-def events(word: str | None = None) -> list[Any]:
-    path = Path("runs/events")
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line for line in lines if word in (None, line[0])]
+    monkeypatch.chdir(tmp_path / "work")
+    return commands
 
 
 def statuses(output: str) -> dict[tuple[str, str], str]:
@@ -120,19 +72,16 @@ def record(row: str, seed: int = 0, status: str = "finished", **changes: Any) ->
     return write_record(job.folder, seed=seed, status=status, config=config)
 
 
-def test_names_tables_and_patterns_are_distinct_trainings(recipes: Path) -> None:
-    everything = [f"toy/table1/{row}" for row in ROWS]
-    assert trainings(["toy/table1"]) == everything
+def test_names_tables_and_patterns_are_distinct_trainings(started):
+    assert trainings(["toy/table1"]) == [f"toy/table1/{row}" for row in RUNS]
     assert trainings(["toy/table2/same", "toy/table1/quick"]) == ["toy/table1/quick"]
     assert trainings(["toy/*/[bs]*"]) == ["toy/table1/bad", "toy/table1/silent", "toy/table1/quick"]
 
 
 @pytest.mark.parametrize(("given", "seeds"), [("2", "01"), ("3 1 3", "31")])
-def test_seeds(recipes: Path, capsys: pytest.CaptureFixture[str], given: str, seeds: str) -> None:
-    for seed in seeds:
-        record("quick", int(seed))
+def test_seeds(started, given, seeds):
     assert main(["toy/table1/quick", "--seeds", *given.split()]) == 0
-    assert [seed for _, seed in statuses(capsys.readouterr().out)] == [*seeds]
+    assert [*started] == [f"toy-table1-quick-seed{seed}" for seed in seeds]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +96,7 @@ def test_seeds(recipes: Path, capsys: pytest.CaptureFixture[str], given: str, se
         (["x", "--launcher", "acelerate"], "is no command here"),
     ],
 )
-def test_mistakes_end_before_anything_starts(
-    recipes: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_mistakes_end_before_anything_starts(started, capsys, arguments, message):
     try:
         status: Any = main(arguments)
     except SystemExit as usage:
@@ -157,15 +104,13 @@ def test_mistakes_end_before_anything_starts(
     captured = capsys.readouterr()
     assert (status, captured.out) == (2, "")
     assert message in captured.err.splitlines()[-1]
-    assert list(recipes.iterdir()) == []
+    assert list(Path().iterdir()) == []
 
 
-def test_goes_on_and_names_what_became_of_each_run(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"bad": "failed", "silent": "failed", "garbled": "failed", "other": "failed"}
+def test_goes_on_and_names_what_became_of_each_run(started, capsys):
+    found = {"bad": "failed", "silent": "failed", "other": "failed"}
     found |= {"wild": "diverged", "taken": "in use", "quick": "finished"}
-    (record("other") / "run.json").write_text("[]")  # damaged before the sweep, or by its run
+    (record("other") / "run.json").write_text("[]")
     settings = ["--data.root=x", "--checkpoint_every", "7"]
     names, launcher = [f"toy/table1/{row}" for row in found], f"--launcher={sys.executable} -X dev"
     assert main([*names, launcher, "--jobs=2", "--", *settings]) == 1
@@ -176,19 +121,15 @@ def test_goes_on_and_names_what_became_of_each_run(
         "silent, seed 0: failed (exit status 0): it said nothing",
         "wild, seed 0: diverged (exit status 1): the loss is nan",
         "taken, seed 0: in use (exit status 3): error: somebody is at it",
-        "garbled, seed 0: failed: runs/toy-table1-garbled-seed0/run.json: is damaged",
         "other, seed 0: failed: runs/toy-table1-other-seed0/run.json: is damaged",
     ):
         assert told in output
-    assert all(event[2] == settings for event in events())
-    log = Path("runs/logs/toy-table1-bad-seed0.log").read_text()
-    assert log.startswith(f"$ {sys.executable} -X dev {recipes.parent}/fake.py --recipe ")
-    assert log.endswith("--resume\nerror: it broke\n")
+    command = started["toy-table1-bad-seed0"]
+    assert command[:4] == [sys.executable, "-X", "dev", str(ROOT / "benchmarks" / "run.py")]
+    assert command[-5:-2] == settings and command[-1] == "--resume"
 
 
-def test_skips_what_is_finished_and_resumes_what_is_not(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skips_what_is_finished_and_resumes_what_is_not(started, capsys):
     record("quick", 0)
     record("quick", 1, "stopped")
     # As another machine would have run it: no number depends on these.
@@ -196,12 +137,10 @@ def test_skips_what_is_finished_and_resumes_what_is_not(
     main(["toy/table1/quick", "--seeds", "3"])
     found = statuses(capsys.readouterr().out)
     assert found["quick", "0"] == found["quick", "2"] == "was finished"
-    assert [event[1] for event in events("begin")] == ["toy-table1-quick-seed1"]
+    assert [*started] == ["toy-table1-quick-seed1"]
 
 
-def test_stale_runs_are_reported_or_moved_aside(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stale_runs_are_reported_or_moved_aside(started, capsys):
     folder = record("quick", optimization={"steps": 7})
     before = (folder / "run.json").read_bytes()
     assert main(["toy/table1/quick", "toy/table1/other"]) == 1
@@ -220,9 +159,7 @@ def test_stale_runs_are_reported_or_moved_aside(
     assert (folder.with_name(f"{folder.name}.stale-2") / "run.json").read_bytes() == before
 
 
-def test_a_stale_run_that_is_being_written_is_left_alone(
-    recipes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_run_that_is_being_written_is_left_alone(started, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     folder = record("quick", optimization={"steps": 7})
     with RunFolder(folder):
@@ -231,32 +168,7 @@ def test_a_stale_run_that_is_being_written_is_left_alone(
     assert (folder / "run.json").exists()
 
 
-def test_a_signal_waits_for_the_runs_to_save(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """So many runs are at work as was asked: the signal waits for two."""
-
-    def stop() -> None:
-        while len(events("ready")) < 2:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    handler = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=stop)
-    thread.start()
-    names = ["toy/table1/patient", "toy/table1/quick"]
-    assert main([*names, "--seeds", "2", "--jobs", "2"]) == 128 + signal.SIGINT
-    thread.join()
-    assert len(events("saved")) == 2, "each run got one signal, and the sweep waited"
-    groups = {os.getpgrp(), *(event[3] for event in events("ready"))}
-    assert len(groups) == 3, "what a terminal sends reaches the sweep alone"
-    output = capsys.readouterr().out
-    assert statuses(output) == {("patient", seed): "stopped" for seed in "01"}
-    assert output.endswith("\n2 stopped, 2 not started\n")
-    assert signal.getsignal(signal.SIGINT) == handler
-
-
-def test_a_signal_while_runs_are_planned() -> None:
+def test_a_signal_while_runs_are_planned():
     program = (
         "import os, signal; from benchmarks import studies, sweep; "
         "studies.plan = lambda *_: os.kill(os.getpid(), signal.SIGINT); sweep.main(['x'])"
