@@ -3,8 +3,10 @@
 Text stands above what it tells about, so that a phone shows it large enough.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -253,4 +255,9 @@ def curves(
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
     labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
-    return curves_svg({labels[row]: kept[row] for row in rows}, panels, singles=False).encode()
+    return _drawn(json.dumps([{labels[row]: kept[row] for row in rows}, panels]))
+
+
+@lru_cache(maxsize=4)  # the pages in Markdown and in HTML show the same curves
+def _drawn(curves_and_panels: str) -> bytes:
+    return curves_svg(*json.loads(curves_and_panels), singles=False).encode()

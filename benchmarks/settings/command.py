@@ -1,10 +1,11 @@
 """Reads the settings of one run from a command line."""
 
 import argparse
-import copy
 import json
+import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +17,7 @@ import jsonargparse
 from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.ranges import NonNegativeInt, Seed
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
 from benchmarks.settings.yaml_files import load_yaml, misread, read_yaml
@@ -29,8 +31,14 @@ UNTYPED = ("model.trunk_args", "optimization.overrides")
 """Settings that hold values of any type."""
 
 
-_parsed: dict[tuple[str, tuple[str, ...]], tuple[list[Any], Any, str]] = {}
-"""Results of `_settings`, by layers and options: parsing is slow, and a study asks for the same ones repeatedly."""
+PLAIN: dict[str, Callable[[Any], Any]] = {"seed": Seed, "data.fold": NonNegativeInt, "output": Path}
+"""Settings in which the runs of a study differ: their options need no parser, which is slow."""
+
+_stages: dict[str, list[Any]] = {}
+"""Settings after each layer, behind a None, by the layers."""
+
+_parsed: dict[tuple[str, tuple[str, ...]], bytes] = {}
+"""Pickled settings of `_settings`, by layers and options."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +77,76 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
         if name in GROUPS:
             _check_texts(name, value)
-    _check_values(options)
-    stages, settings, text = _settings(parser, layers, options)
+    stages, settings, config = _settings(parser, layers, options)
     experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
         name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    return Command(experiment, json.loads(text), recipe, given.resume, tuple(given.trust))
+    return Command(experiment, config, recipe, given.resume, tuple(given.trust))
 
 
 def _settings(
     parser: jsonargparse.ArgumentParser,
     layers: Sequence[Mapping[str, Any]],
     options: Sequence[str],
-) -> tuple[list[Any], jsonargparse.Namespace, str]:
-    """All settings after each layer, behind a None; those after the options; and the latter as JSON."""
-    stages: list[Any] = [None]
+) -> tuple[list[Any], jsonargparse.Namespace, dict[str, Any]]:
+    """All settings after each layer, behind a None; those after the options; and the latter as JSON has them.
+
+    Parsing is slow, and a study asks for many that differ in little: what was parsed is kept.
+    """
+    plain, others = _without_plain(options)
     try:
-        key = repr(layers), tuple(options)
-        if key in _parsed:
-            stages, settings, text = _parsed[key]
-            return stages, copy.deepcopy(settings), text
-        for layer in layers:
-            stages.append(parser.parse_object(layer, stages[-1]))
-        settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
-        text = parser.dump(settings, format="json", skip_validation=True)
+        layered = repr(layers)
+        key = layered, tuple(others)
+        stages, parsed = _stages.get(layered), _parsed.get(key)
+        if stages is None or parsed is None:
+            _check_values(others)
+            if stages is None:
+                stages = [None]
+                for layer in layers:
+                    stages.append(parser.parse_object(layer, stages[-1]))
+            settings = parser.parse_args(others, stages[-1]) if others else stages[-1]
+            text = parser.dump(settings, format="json", skip_validation=True)
+            parsed = pickle.dumps((settings, json.loads(text)))
+            if len(_parsed) > 500:
+                _parsed.clear()
+                _stages.clear()
+            _stages[layered] = stages
+            # An option for a whole group may name a file, which may change.
+            if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in others):
+                _parsed[key] = parsed
+    except ConfigError:
+        raise
     except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(_line(error, parser)) from error
-    # An option for a whole group may name a file, which may change.
-    if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in options):
-        if len(_parsed) > 500:
-            _parsed.clear()
-        _parsed[key] = stages, copy.deepcopy(settings), text
-    return stages, settings, text
+    settings, config = pickle.loads(parsed)
+    for name, value in plain.items():
+        *groups, last = name.split(".")
+        place = config[groups[0]] if groups else config
+        settings[name], place[last] = value, str(value) if isinstance(value, Path) else value
+    return stages, settings, config
+
+
+def _without_plain(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of `PLAIN` that options give as --NAME=VALUE, and the other options.
+
+    Where they are also given in another way, such as --data={fold: 1}, the parser has all of them.
+    """
+    found, others = dict[str, Any](), list[str]()
+    ways = {"--data", *(f"--{name}" for name in PLAIN)}
+    for option in options:
+        name, _, value = option.removeprefix("--").partition("=")
+        if option.startswith(f"--{name}=") and name in PLAIN:
+            with suppress(TypeError, ValueError):
+                content = load_yaml(value)
+                if f"{content}" == value and type(content) in (int, str):
+                    found[name] = PLAIN[name](content)
+                    continue
+        others.append(option)
+        if option.partition("=")[0] in ways:
+            return {}, list(options)
+    return found, others
 
 
 def _check_texts(group: str, settings: Mapping[str, Any]) -> None:

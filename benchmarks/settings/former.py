@@ -49,21 +49,17 @@ def _same(arguments: Arguments) -> Arguments:
 
 @dataclass(frozen=True)
 class Former:
-    """How a class was described before its name or its arguments changed.
+    """How a class was described before its arguments changed.
 
     Args:
-        name: Its former name.
         renamed: {argument: (former name, {value: former value})}; other values stay.
         left: {argument that left: the value that does what is done now}.
-        added: {new argument: the value that does what was done before}.
         rewrite: The former arguments made of today's, where a table cannot say it; given former ones, it
             returns them.
     """
 
-    name: str | None = None
     renamed: Mapping[str, tuple[str, Mapping[Hashable, Any]]] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
-    added: Mapping[str, Any] = field(default_factory=dict)
     rewrite: Callable[[Arguments], Arguments] = _same
 
     def arguments(self, arguments: Arguments) -> Arguments:
@@ -72,9 +68,6 @@ class Former:
             if name in arguments:
                 value = arguments[name]
                 former[before] = values.get(value, value) if isinstance(value, Hashable) else value
-        for name, value in self.added.items():
-            if name in former and former[name] == value:
-                del former[name]
         return {**self.left, **self.rewrite(former)}
 
 
@@ -126,6 +119,6 @@ def _described(description: Mapping[str, Any]) -> Mapping[str, Any]:
     if module.partition(".")[0] not in ("pml_regularizers", "benchmarks"):
         return description
     former = CLASSES.get(name, Former())
-    path = f"{MODULES.get(module, module)}.{former.name or name}"
+    path = f"{MODULES.get(module, module)}.{name}"
     arguments = former.arguments(dict(description.get("init_args") or {}))
     return {**description, "class_path": path, "init_args": arguments}

@@ -89,7 +89,8 @@ def table_names() -> list[str]:
 
 def recipe_names() -> list[str]:
     """PAPER/TABLE/ROW of all entries."""
-    return [f"{table}/{row}" for table in table_names() for row in _content(table)["trainings"]]
+    tables = {table: read_yaml(RECIPES / f"{table}.yaml") for table in table_names()}
+    return [f"{table}/{row}" for table, content in tables.items() for row in content["trainings"]]
 
 
 def read_table(name: str) -> RecipeTable:

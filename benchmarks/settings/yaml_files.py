@@ -1,9 +1,9 @@
 """YAML of settings: read strictly, and written so that it reads back as it was."""
 
+import pickle
 import re
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,19 @@ StrictLoader.add_constructor(OTHER_NUMBER, StrictLoader.refuse_number)
 
 def load_yaml(text: str) -> Any:
     """Read YAML text with `StrictLoader`; a ValueError of one line if it is not valid."""
+    return pickle.loads(_load_once(text))
+
+
+@lru_cache(maxsize=4096)  # a command reads recipes and values many times
+def _load_once(text: str) -> bytes:
+    """The content as a pickle, of which each reader has a copy of its own."""
     try:
-        return yaml.load(text, StrictLoader)
+        return pickle.dumps(yaml.load(text, StrictLoader))
     except Exception as error:  # a tag may declare any text a number, a date or binary
         raise ValueError(one_line(error)) from error
 
 
 jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
-
-
-_load_once = cache(load_yaml)  # every command reads the recipes several times
 
 
 def is_misread(text: str) -> bool:
@@ -115,7 +118,7 @@ def misread(key: str, value: Any) -> Iterator[str]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of a mapping; a ConfigError if it is missing, unreadable, or holds something else."""
     try:
-        content = deepcopy(_load_once(path.read_text(encoding="utf-8-sig")))
+        content = load_yaml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LAYERS = (
     *("console", "datasets", "settings", "backbones", "building", "records", "training"),
@@ -46,7 +44,7 @@ def faults(own: str, text: str) -> list[str]:
     return found
 
 
-def test_nothing_is_imported_from_above() -> None:
+def test_nothing_is_imported_from_above():
     assert len(FILES) > 60
     found = {
         str(path): faults(path.relative_to(BENCHMARKS).parts[0].removesuffix(".py"), text)
@@ -56,43 +54,29 @@ def test_nothing_is_imported_from_above() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_what_is_forbidden_is_found() -> None:
-    text = (
-        "from benchmarks.settings import ConfigError\n"
-        "from benchmarks import training\n"
-        "def late():\n"
-        "    from benchmarks.settings.data import Data\n"
-    )
+def test_what_is_forbidden_is_found():
+    text = "from benchmarks.settings import ConfigError\ndef late(): import benchmarks.training\n"
+    assert faults("records", text) == ["2: benchmarks.training is in no lower layer"]
+    text = "from benchmarks.settings.data import Data\n"
     assert faults("records", text) == [
-        "2: benchmarks.training is in no lower layer",
-        "4: benchmarks.settings.data is behind the __init__ of settings",
+        "1: benchmarks.settings.data is behind the __init__ of settings"
     ]
 
 
-HELPED = (
-    *("report", "tables", "export.__main__", "evaluate", "sweep", "fair", "study"),
-    "datasets.__main__",
-)
-LIGHT = {
-    "run --list": "assert run.main(['--list']) == 0",
-    "run, misspelt": "assert run.main(['--losess=x']) == 2",
-    "--help of others": f"""
-for name in {HELPED}:
+QUESTIONS = """
+assert run.main(["--list"]) == 0
+assert run.main(["--losess=x"]) == 2
+for name in ("report", "tables", "export.__main__", "evaluate", "sweep", "fair", "study", "datasets.__main__"):
     with contextlib.suppress(SystemExit):
-        importlib.import_module(f"benchmarks.{{name}}").main(["--help"])
-""",
-}
-HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
+        importlib.import_module(f"benchmarks.{name}").main(["--help"])
+"""
+HEAVY = {"torch", "numpy", "matplotlib", "scipy", "optuna", "timm"}
 
 
-@pytest.mark.parametrize("command", LIGHT)
-def test_a_command_starts_light(command: str) -> None:
+def test_commands_start_light():
     """A simple question does not import modules that take seconds."""
-    code = (
-        "import contextlib, importlib, sys; from benchmarks import run\n"
-        f"{LIGHT[command]}\nassert 'argparse' in sys.modules\n"
-        f"assert not set(sys.modules) & {set(HEAVY)}, set(sys.modules) & {set(HEAVY)}"
-    )
-    command_line = [sys.executable, "-c", code]
-    done = subprocess.run(command_line, cwd=BENCHMARKS.parent, capture_output=True, text=True)
+    code = f"import contextlib, importlib, sys; from benchmarks import run\n{QUESTIONS}"
+    code += f"assert not set(sys.modules) & {HEAVY}, set(sys.modules) & {HEAVY}"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,11 +1,9 @@
 """Files and folders that several processes write at once."""
 
 import os
-import signal
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,17 +22,8 @@ for i in range(20):
         count.write_text(str(int(count.read_text()) + 1))
 """
 
-OWNER = """
-import sys
-from pathlib import Path
-from benchmarks.console import OwnedFolder
-folder = OwnedFolder(Path(sys.argv[1]))
-print(1, flush=True)
-input()
-"""
 
-
-def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+def test_others_may_read_what_is_written(tmp_path):
     mask = os.umask(0o027)
     try:
         replace_file(tmp_path / "file", b"1")
@@ -43,7 +32,7 @@ def test_others_may_read_what_is_written(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
+def test_an_interrupted_file_leaves_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as file:
@@ -53,38 +42,23 @@ def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
+def test_one_process_at_a_time_owns_a_folder(tmp_path):
     """Also while its owners delete it."""
     (tmp_path / "count").write_text("0")
     words = [sys.executable, "-c", COUNTER, str(tmp_path / "folder")]
-    started = [subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
-    for process in started:
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
+    for process in processes:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
-    for process in started:
+    for process in processes:
         process.communicate(timeout=TIMEOUT)  # closes the pipe
-        assert process.returncode == 0
     assert (tmp_path / "count").read_text() == "60"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "folder"]
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_killed_owner_owns_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as owner:
-        assert owner.stdout is not None
-        owner.stdout.readline()
-        with pytest.raises(InUseError, match=rf"written by another process \({owner.pid}\); wait"):
-            OwnedFolder(tmp_path)
-        owner.send_signal(signal.SIGKILL)
-    with OwnedFolder(tmp_path):
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
+def test_a_moved_folder_stays_owned(tmp_path):
     with OwnedFolder(tmp_path / "a") as folder:
         folder.move(tmp_path / "b")
         with pytest.raises(InUseError):
@@ -93,7 +67,7 @@ def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "b").iterdir()] == []
 
 
-def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path):
     left = tmp_path / ".target.partial" / "work" / "half"
     left.mkdir(parents=True)
     with alone(tmp_path / "target") as folder:

@@ -5,7 +5,6 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,13 +45,13 @@ def csv_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def unbroken(tmp_path: Path) -> Path:
+def unbroken(tmp_path):
     folder = tmp_path / "unbroken"
     write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20))
     return folder
 
 
-def test_reads_what_was_logged(unbroken: Path) -> None:
+def test_reads_what_was_logged(unbroken):
     table = read_table(unbroken, "training")
     assert list(table) == ["step", "loss", "learning_rate", "images_per_second"]
     assert table["step"] == list(range(1, 21))
@@ -63,19 +62,15 @@ def test_reads_what_was_logged(unbroken: Path) -> None:
     assert read_table(unbroken, "never_written") == {}
 
 
-# 17 rows survive a kill in the flush of the 17th to 20th; the number of bytes to cut runs from
-# "only the newline is torn" to "the line holds its step alone".
-@pytest.mark.parametrize(("torn_bytes", "step"), [(0, 0), (1, 8), (9, 16), (25, 8)])
-def test_resume_equals_an_unbroken_log(
-    tmp_path: Path, unbroken: Path, torn_bytes: int, step: int
-) -> None:
-    folder = tmp_path / "killed"
-    every = (5, 10, 15, 20)
-    ends = write(
-        folder, training_rows(1, step), evaluation_rows(*(at for at in every if at <= step))
-    )
-    left = evaluation_rows(*(at for at in every if step < at < 17))
-    write(folder, training_rows(step + 1, 17), left, step, ends)
+# 17 rows survive a kill in the flush of the 17th to 20th; then the file is cut: only the newline is
+# torn, or the line holds its step alone.
+@pytest.mark.parametrize(("torn_bytes", "step"), [(0, 0), (1, 8), (25, 16)])
+def test_resume_equals_an_unbroken_log(tmp_path, unbroken, torn_bytes, step):
+    folder, every = tmp_path / "killed", (5, 10, 15, 20)
+    before = evaluation_rows(*(at for at in every if at <= step))
+    ends = write(folder, training_rows(1, step), before)
+    lost = evaluation_rows(*(at for at in every if step < at < 17))
+    write(folder, training_rows(step + 1, 17), lost, step, ends)
     path = folder / "training.csv"
     path.write_bytes(path.read_bytes()[: -torn_bytes or None])
     assert len(read_table(folder, "training")["step"]) == (16 if torn_bytes else 17)
@@ -86,17 +81,7 @@ def test_resume_equals_an_unbroken_log(
     assert not list(folder.glob(".*")), "a temporary file was left"
 
 
-def test_resume_after_a_torn_header_and_before_the_first_row(
-    tmp_path: Path, unbroken: Path
-) -> None:
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    (folder / "training.csv").write_bytes(b"~iteration~,lo")
-    write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20), step=0)
-    assert csv_files(folder) == csv_files(unbroken)
-
-
-def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> None:
+def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken):
     ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
     (unbroken / "training.csv").write_bytes(
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
@@ -107,17 +92,7 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> N
     assert csv_files(unbroken) == files
 
 
-def test_a_table_that_was_deleted_is_gone_on_with(tmp_path: Path) -> None:
-    ends = write(tmp_path, training_rows(1, 10), evaluation_rows(5, 10))
-    (tmp_path / "training.csv").unlink()
-    write(tmp_path, training_rows(11, 15), evaluation_rows(15), 10, ends)
-    assert read_table(tmp_path, "training")["step"] == [11, 12, 13, 14, 15]
-    assert read_table(tmp_path, "evaluation")["step"] == [5, 10, 15]
-
-
-def test_tensorboard_shows_each_step_once_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
     # Names of its files end in a process's count of them, and 10 would be read before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     ends = write(tmp_path, training_rows(1, 5), [])
@@ -127,53 +102,44 @@ def test_tensorboard_shows_each_step_once_after_a_resume(
     assert [event.step for event in events] == list(range(1, 13))
 
 
-def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
+def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path):
     with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
         run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
-        with pytest.raises(
-            ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"
-        ):
-            run.log_rows("training", [(3, {"loss": 3.0})])
         ends = run.ends()
     with closing(StepTables(tmp_path, step=2, ends=ends)) as run:
-        with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):
-            run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
+        for values in ({"loss": 3.0}, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0}):
+            with pytest.raises(ValueError, match=r"step 3: expected .*'learning_rate'\], got"):
+                run.log_rows("training", [(3, values)])
         for step, value in ((3, np.float32(0.5)), (4, math.inf), (5, math.nan)):
             run.log_rows("training", [(step, {"loss": value, "learning_rate": 0.1})])
     loss = read_table(tmp_path, "training")["loss"]
     assert loss[:4] == [1.0, 2.0, 0.5, math.inf] and math.isnan(loss[4])
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+def test_describe_code(tmp_path, monkeypatch):
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.check_output([*command, *arguments], text=True).strip()
 
+    def commit(path: str, text: str = "") -> str:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        git("add", path)
+        git("commit", "-m", path)
+        return git("rev-parse", "HEAD")
 
-def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "records.py"
     module.write_text("")
     monkeypatch.setattr(provenance, "__file__", str(module))
     unknown = {"commit": None, "dirty": None}
     assert provenance.describe_code() == unknown, "no repository"
-
-    git(tmp_path, "init")
-    (tmp_path / "other.py").write_text("")
-    git(tmp_path, "add", "other.py")
-    git(tmp_path, "commit", "-m", "first")
+    git("init")
+    commit("other.py")
     assert provenance.describe_code() == unknown, "another project's repository"
-
-    git(tmp_path, "add", "records.py")
-    git(tmp_path, "commit", "-m", "second")
-    head = git(tmp_path, "rev-parse", "HEAD")
-    assert provenance.describe_code() == {"commit": head, "dirty": False}
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "study").write_text("before")
-    git(tmp_path, "add", "docs")
-    git(tmp_path, "commit", "-m", "third")
-    head = git(tmp_path, "rev-parse", "HEAD")
+    commit("records.py")
+    head = commit("docs/study", "before")
     (tmp_path / "docs" / "study").write_text("a command goes on after it has written its page")
     for name in ("photographs/a.jpg", "mine.py", "benchmarks/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -185,16 +151,9 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new.unlink()
     module.write_text("changed = True\n")
     assert provenance.describe_code() == {"commit": head, "dirty": True}
-
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.describe_code() == unknown, "no git"
 
 
-@pytest.mark.parametrize(("system", "unit"), [("linux", 2**10), ("darwin", 1)])
-def test_peak_memory_is_in_the_units_of_the_system(
-    system: str, unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = SimpleNamespace(ru_maxrss=3 * 2**30 // unit)
-    monkeypatch.setattr(provenance.sys, "platform", system)
-    monkeypatch.setattr(provenance.resource, "getrusage", lambda of: usage)
-    assert provenance.peak_memory()["host"] == 3
+def test_peak_memory_is_in_gib():
+    assert 0.05 < provenance.peak_memory()["host"] < 50

@@ -1,4 +1,4 @@
-"""Effects of a setting: on nothing, on the record or on the result."""
+"""Effects of a setting: on nothing, on the record or on the result; and its spelling in published results."""
 
 from typing import Any
 
@@ -15,31 +15,29 @@ from benchmarks.settings.differences import (
     flat,
     settings_of_results,
 )
-from benchmarks.settings.former import SETTINGS
+from benchmarks.settings.former import BETA, CLASSES, SETTINGS, identity
 
 
 def config(**changes: Any) -> dict[str, Any]:
     return {"seed": 0, "data": {"fold": 0, "root": "data"}, "evaluation": {"every": 5}} | changes
 
 
-OLD = {
-    **{"data": {"crop_to_box": False, "fold": 1}, "model": {"compile": False}, "trackers": []},
-    "optimization": {"max_gradient_norm": None},
-}
-
-
-def test_the_tables_name_settings_that_there_are_or_were() -> None:
+def test_the_tables_name_settings_that_there_are_or_were():
     known = flat(parse([]).config)
     assert set(MOVES) <= {*known, *SETTINGS}
 
 
-def test_former_settings_without_effect_are_no_difference() -> None:
+def test_former_settings_without_effect_are_no_difference():
     """Older runs are compared, and named in files of results, as if they had been made today."""
+    old = {
+        **{"data": {"crop_to_box": False, "fold": 1}, "model": {"compile": False}, "trackers": []},
+        "optimization": {"max_gradient_norm": None},
+    }
     now = {"data": {"fold": 1}, "model": {}, "optimization": {}}
-    assert config_changes(OLD, now) == config_changes(now, OLD) == []
-    assert settings_of_results(OLD) == settings_of_results(now)
+    assert config_changes(old, now) == config_changes(now, old) == []
+    assert settings_of_results(old) == settings_of_results(now)
     assert settings_of_results(now)["model.compile"] is False
-    compiled = OLD | {"model": {"compile": True}}
+    compiled = old | {"model": {"compile": True}}
     assert config_changes(compiled, now) == [Change("model.compile", True, False)]
     # A missing setting counts as null; NaN and a number of another type are no change.
     before, now = ({"a": [float("nan")], "b": float("nan"), "c": c, "d": None} for c in (1, 1.0))
@@ -52,67 +50,73 @@ def test_former_settings_without_effect_are_no_difference() -> None:
         ({"data": {"fold": 0, "root": "elsewhere"}}, [], [], []),
         ({"seed": 1}, ["seed"], [], []),
         ({"data": {"fold": 1, "root": "data"}}, ["data.fold"], ["data.fold"], []),
-        ({"precision": "bf16"}, ["precision"], ["precision"], ["precision"]),
+        ({"precision": "bf16"}, *[["precision"]] * 3),
         ({"evaluation": {"every": 6}}, ["evaluation.every"], [], []),
-        ({"evaluation": {"every": 5, "verification": False}}, [], [], []),
-        (
-            {"evaluation": {"every": 5, "verification": True}},
-            *[["evaluation.verification"], [], []],
-        ),
-        (
-            {"evaluation": {"every": 6, "oracle": True}},
-            *[["evaluation.every", "evaluation.oracle"]] * 3,
-        ),
+        ({"evaluation": {"every": 6}, "protocol": "fair"}, *[["evaluation.every", "protocol"]] * 3),
     ],
 )
-def test_what_differs_where(
-    now: dict[str, Any], resumption: list[str], results: list[str], methods: list[str]
-) -> None:
+def test_what_differs_where(now, resumption, results, methods):
     for differences, expected in (
         (config_changes, resumption),
         (changes_of_results, results),
         (changes_of_methods, methods),
     ):
-        found = differences(config(), config(**now))
-        assert [change.key for change in found] == expected
+        assert [change.key for change in differences(config(), config(**now))] == expected
 
 
 def with_loss(path: str = "some.Loss", weight: float = 1.0, **arguments: Any) -> dict[str, Any]:
     return {"losses": [{"loss": {"class_path": path, "init_args": arguments}, "weight": weight}]}
 
 
-def test_lists_of_plain_values_stay_whole() -> None:
-    found = flat(with_loss(betas=[0.9, 0.99], kernels=[{"degree": 2}]) | {"a": []})
-    assert found == {
-        "losses[0].loss.class_path": "some.Loss",
-        "losses[0].loss.init_args.betas": [0.9, 0.99],
-        "losses[0].loss.init_args.kernels[0].degree": 2,
-        "losses[0].weight": 1.0,
-        "a": [],
-    }
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "changes"),
+    ("now", "changes"),
     [
-        (with_loss(a=1, b=2), with_loss(a=1, b=3), [("loss.init_args.b", 2, 3)]),
-        (with_loss(), with_loss(a=None), [("loss.init_args.a", ABSENT, None)]),
-        (with_loss(a=1), with_loss(), [("loss.init_args.a", 1, ABSENT)]),
+        (with_loss(a=1, b=3), [("loss.init_args.b", ABSENT, 3)]),
+        (with_loss(a=None), [("loss.init_args.a", 1, None)]),
+        # Of another class, all arguments would differ.
         (
-            with_loss(a=1),
             with_loss("another.Loss", weight=2.0, a=2, b=3),
             [("loss.class_path", "some.Loss", "another.Loss"), ("weight", 1.0, 2.0)],
         ),
-        (
-            {"losses": []},
-            with_loss(a=1),
-            [("loss.class_path", None, "some.Loss"), ("weight", None, 1.0)],
-        ),
     ],
 )
-def test_arguments_of_classes_are_compared_one_by_one(
-    before: dict[str, Any], now: dict[str, Any], changes: list[tuple[str, Any, Any]]
-) -> None:
+def test_arguments_of_classes_are_compared_one_by_one(now, changes):
     expected = [Change(f"losses[0].{key}", old, new) for key, old, new in changes]
-    found = [change for change in config_changes(before, now) if change.key != "losses"]
-    assert found == expected
+    assert config_changes(with_loss(a=1), now) == expected
+
+
+# ---------------------------------------------------------------------------------- former spelling
+
+
+def horde(place: str, **arguments: Any) -> dict[str, Any]:
+    inner = {"loss": {"class_path": "torch.nn.Linear"}}
+    return {"class_path": f"{place}.HORDELoss", "init_args": arguments | inner}
+
+
+def test_a_class_that_changed_is_the_same_setting():
+    new = horde("pml_regularizers.losses.horde_loss", checkpoint=False, matmul_dtype=None)
+    old = horde("pml_regularizers.horde", activations="store", products="full")
+    assert identity(new) == old == identity(old)
+    outer = {"class_path": "pytorch_metric_learning.Any", "init_args": {"parts": [new]}}
+    assert identity(outer)["init_args"]["parts"] == [old]
+    other = horde("elsewhere", checkpoint=False)
+    assert identity(other) == other
+    recomputed = horde("pml_regularizers.horde", checkpoint=True, matmul_dtype=None)
+    before, now = ({"losses": [{"loss": of, "weight": 1.0}]} for of in (old, recomputed))
+    assert settings_of_results(before) != settings_of_results(now)
+    [change] = config_changes(before, now)
+    assert change == Change("losses[0].loss.init_args.activations", "store", "recompute")
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_former_description_stays(name):
+    """Recorded runs have it."""
+    before = CLASSES[name]
+    arguments = {kept: next(iter(values.values()), 1) for kept, values in before.renamed.values()}
+    assert before.arguments(before.arguments(arguments)) == before.arguments(arguments)
+
+
+def test_a_stated_rate_of_the_boundary_is_the_one_that_was_unsaid():
+    other = {"loss.beta": {"lr": 1e-3, "weight_decay": 0.0}}
+    assert identity({"overrides": {"loss.beta": {**BETA}}}) == {"overrides": {}}
+    assert identity({"overrides": other}) == {"overrides": other}

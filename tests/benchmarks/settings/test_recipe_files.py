@@ -3,13 +3,11 @@
 import os
 import re
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
 from benchmarks.run import main
 from benchmarks.settings import recipe_files
-from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import RECIPES, Remark, read_entry, read_table, table_names
 from benchmarks.settings.yaml_files import read_yaml
 
@@ -18,13 +16,13 @@ REMARKS = {"differs", "not_given", "printed", "published_code"}
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path)
     (tmp_path / "a").mkdir()
     return tmp_path / "a" / "b.yaml"
 
 
-def test_tables_and_remarks_are_as_described() -> None:
+def test_tables_and_remarks_are_as_described():
     """Other tests check what the trainings build."""
     for name in table_names():
         content = read_yaml(RECIPES / f"{name}.yaml")
@@ -45,16 +43,14 @@ def test_tables_and_remarks_are_as_described() -> None:
             re.compile(remark.of)
 
 
-def test_an_unknown_training_is_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_training_is_one_line(file, capsys):
     file.write_text("trainings: {x: {same_as: a/b/y}}")
-    with pytest.raises(ConfigError, match="recipe: no 'y' in a/b; there are x"):
-        read_table("a/b")
     assert main(["--list"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "recipe: no 'y' in a/b; there are x" in line
 
 
-def test_a_changed_file_is_read_again_whatever_its_time(file: Path) -> None:
+def test_a_changed_file_is_read_again_whatever_its_time(file):
     """Two changes may come within one tick of a file system's clock."""
     for label in "XY":
         file.write_text(f"trainings: {{x: {{label: {label}}}}}")
@@ -62,37 +58,29 @@ def test_a_changed_file_is_read_again_whatever_its_time(file: Path) -> None:
         assert read_entry("a/b/x").label == label
 
 
-def test_a_row_of_another_training(file: Path) -> None:
-    """It has that training's settings, under its own label."""
+def test_a_row_of_another_training(file):
+    """It has that training's settings, under its own label and without its numbers."""
     file.write_text(
         "shared: {seed: 1}\ntrainings: {x: {label: X, data: {root: r}}, y: {same_as: a/c/z}}"
     )
-    (file.parent / "c.yaml").write_text(
-        "trainings: {z: {label: Z, seed: 2, cells: {embedding: {NMI: 5}}}}"
-    )
+    other = "trainings: {z: {label: Z, seed: 2, cells: {embedding: {NMI: 5}}}}"
+    (file.parent / "c.yaml").write_text(other)
     x, y = read_table("a/b").entries
     assert (x.training, x.label) == ("a/b/x", "X")
     assert x.settings == {"seed": 1, "label": "X", "data": {"root": "r"}}
-    assert (y.name, y.training, y.label) == ("a/b/y", "a/c/z", "Z")
+    assert (y.name, y.training, y.label, y.cells) == ("a/b/y", "a/c/z", "Z", {})
     assert y.settings == {"label": "Z", "seed": 2}
-    assert y.cells == {}
-    assert read_entry("a/c/z").cells == {"embedding": {"NMI": 5}}
 
 
-def test_remarks_are_of_the_entries_that_they_match(file: Path) -> None:
-    file.write_text(
-        "shared: {data: {dataset: cub}}\ntrainings: {x: {label: X}, y: {label: Y, data: {dataset: sop}}}"
-    )
-    x, y = read_table("a/b").entries
-    assert x.remarks == y.remarks == {}
+def test_remarks_are_of_the_entries_that_they_match(file):
+    file.write_text("trainings: {x: {label: X}, y: {label: Y, data: {dataset: sop}}}")
     (file.parents[1] / "a.yaml").write_text(
-        "differs: [{facts: {f: 1, g: null}, text: all}, {facts: {h: x}, of: ^b cub X$, text: one}]\n"
+        "differs: [{facts: {f: 1, g: null}, text: all}, {of: ^b  X$, text: one}]\n"
         "printed: [{of: ' sop ', text: odd}]"
     )
-    x, y = read_table("a/b").entries
-    assert [(remark.facts, remark.text) for remark in x.remarks["differs"]] == [
-        ({"f": 1, "g": None}, "all"),
-        ({"h": "x"}, "one"),
-    ]
-    assert [remark.text for remark in y.remarks["differs"]] == ["all"]
-    assert (x.remarks["printed"], [r.text for r in y.remarks["printed"]]) == ([], ["odd"])
+    x, y = (entry.remarks for entry in read_table("a/b").entries)
+    assert x == {
+        "differs": [Remark("all", {"f": 1, "g": None}), Remark("one", of="^b  X$")],
+        "printed": [],
+    }
+    assert [len(remarks) for remarks in y.values()] == [1, 1]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.settings import ConfigError, read_study, study_names
+from benchmarks.settings import ConfigError, read_study
 
 RATE = "optimization.learning_rate"
 DRAW = "--data.test_classes=draw.txt"
@@ -34,33 +34,28 @@ def write(folder: Path, **changes: Any) -> str:
 
 
 def test_studies_of_the_runner_are_read():
-    assert "glyphs" in study_names()
-    assert all(read_study(name).comparisons for name in study_names())
-
-
-def test_papers_gains_are_read_from_the_recipes():
-    of = {comparison.name: comparison for comparison in read_study("glyphs").comparisons}
+    """Those without published results: others are read by tests/end_to_end/test_published_results.py."""
+    names = ("demo", "glyphs", "photographs/own", "photographs/jrs_birds")
+    studies = {name: read_study(name) for name in names}
+    of = {comparison.name: comparison for comparison in studies["glyphs"].comparisons}
     assert of["3"].reported_gain() == pytest.approx(2.4)  # HORDE, Table 1
     assert (of["3"].reported_on(), of["15"].reported_gain()) == ("cub", None)
-
-
-def test_own_study(tmp_path):
-    study = read_study(write(tmp_path))
-    assert study.rows["binomial"].recipe == "glyphs/finetune/binomial"
-    assert [study.budget(row) for row in study.rows] == [2, 2]
-    assert study.comparisons[0].rows() == ["binomial_horde", "binomial"]
-    assert study.needed(["binomial_horde"]) == ["binomial", "binomial_horde"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"margn": 1}, "margn"),
+        ({"comparisons": None}, "comparisons: expected a mapping of names"),
         ({"rows": {"a": {"take": ["b"]}}}, "rows: Option 'take' is not accepted"),
         (rows({"takes": ["binomial_horde"]}), "rows.binomial.takes: no row 'binomial_horde' above"),
         (rows({"choose": {RATE: [1, 1]}}), "expected different values"),
         (rows({"choose": {RATE: [1, 2]}}), "unequal numbers of settings, [0, 2]; see choice."),
-        ({"margin": float("inf")}, "margin: expected a finite number >0 and <100, got inf"),
+        # Lists that may widen differently are no equal budget, either.
+        (
+            rows({"choose": {RATE: [1, 2, 3]}}, choose={"losses[0].weight": [1, 2]})
+            | {"choice": {"first": 2}},
+            "unequal numbers of settings, [2, 3]",
+        ),
         ({"seeds": {"more": 5}}, "seeds: more and wider_than belong together"),
         ({"rows": {"../up": {}}}, "rows: '../up' is a folder's name, too"),
         ({"rows": {"binomial": {"recipe": "glyphs/finetune"}}}, "no recipe 'glyphs/finetune'"),
@@ -84,32 +79,17 @@ def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, messag
     assert message in line
 
 
-def test_lists_that_may_widen_differently_are_no_equal_budget(tmp_path):
-    lists = rows({"choose": {RATE: [1, 2, 3]}}, choose={"losses[0].weight": [1, 2]})
-    with pytest.raises(ConfigError, match="unequal numbers"):
-        read_study(write(tmp_path, **lists, choice={"first": 2}))
-
-
 def test_a_row_that_is_taken_over_by_two_ways_counts_once(tmp_path):
     more = {"choose": {"losses[0].weight": [1, 2, 3]}, "takes": ["binomial"]}
-    both = {"takes": ["binomial", "binomial_horde"]}
-    content = {
-        "rows": {
-            "binomial": CONTENT["rows"]["binomial"],
-            "binomial_horde": more,
-            "binomial_vem": both,
-        }
-    }
+    content = rows(CONTENT["rows"]["binomial"], **more)
+    content["rows"]["binomial_vem"] = {"takes": ["binomial", "binomial_horde"]}
     study = read_study(write(tmp_path, **content, choice={"equal_budget": False}))
     assert [study.budget(row) for row in study.rows] == [2, 5, 5]
+    assert study.needed(["binomial_vem"]) == ["binomial", "binomial_horde", "binomial_vem"]
 
 
-def test_missing_parts_are_named(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"question": "?", "rows": {}}))
-    with pytest.raises(ConfigError, match=r"mine\.yaml: comparisons: expected a mapping of names"):
-        read_study(str(path))
+def test_an_unknown_study_is_told_of_those_there_are():
     with pytest.raises(
-        ConfigError, match=r"no 'other'; expected a file \.yaml, or one of demo, glyphs"
+        ConfigError, match=r"no 'other'; expected a file \.yaml, or one of demo, gl"
     ):
         read_study("other")

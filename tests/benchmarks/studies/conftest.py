@@ -1,7 +1,6 @@
 """Trainings that take no process of their own, or none at all."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from benchmarks.studies import jobs, kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, Make, Trainings
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, Trainings
 from tests.benchmarks.studies.toy import descends
 
 
 @pytest.fixture
-def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
+def trainings(monkeypatch):
     """Nothing is built or trained."""
     for module, name in ((jobs, "try_out"), (search, "try_out"), (search, "try_one_step")):
         monkeypatch.setattr(module, name, lambda *arguments: None)
@@ -33,7 +32,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def in_process(monkeypatch):
     """Real runs, without the seconds that a new process takes to import torch."""
     done = []
 
@@ -47,16 +46,16 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 @pytest.fixture
-def space(tmp_path: Path) -> Path:
+def space(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text(SPACE)
     return path
 
 
 @pytest.fixture
-def make_search(tmp_path: Path, space: Path) -> Make:
+def make_search(tmp_path, space):
     def make(**changes: Any) -> Search:
-        asked = {"recipe": RECIPE, "settings": TINY, "space": read_space(space), "trials": 4}
+        asked = {"recipe": RECIPE, "settings": TINY, "space": read_space(space), "trials": 3}
         asked |= {"seed": 0, "folder": tmp_path / "search"}
         return Search(**asked | changes)
 
@@ -64,7 +63,7 @@ def make_search(tmp_path: Path, space: Path) -> Make:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def toy(tmp_path, monkeypatch):
     """Three rows, two comparisons, and an empty working folder with a made-up history of commits."""
     (tmp_path / "recipes" / "toy").mkdir(parents=True)
     loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
@@ -93,7 +92,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def trained_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def trained_by(monkeypatch):
     """Let a function of the jobs stand for the queue."""
 
     def replace(train: Callable[[list[Job]], Any]) -> None:

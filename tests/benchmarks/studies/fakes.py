@@ -7,7 +7,6 @@ import numpy as np
 
 from benchmarks.records import write_json
 from benchmarks.studies.jobs import Job
-from benchmarks.studies.search import Search
 from tests.benchmarks.made import RECORD
 
 RECIPE = "glyphs/demo/binomial"
@@ -78,7 +77,3 @@ def record_of(config: dict[str, Any], value: float, **changes: Any) -> dict[str,
     about = {"label": config["label"], "seed": config["seed"], "steps": 2, "config": config}
     found = {"data": RECORD["data"] | fold, "metrics": metrics, "selection": selection}
     return RECORD | about | found | changes
-
-
-Make = Callable[..., Search]
-Train = Callable[..., Trainings]

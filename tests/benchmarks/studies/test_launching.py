@@ -1,42 +1,58 @@
-"""Runs as processes: none outlives a launcher."""
+"""Runs as processes, of which none outlives a launcher, and the order in which a queue starts them."""
 
-import json
 import multiprocessing
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.console import OwnedFolder
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
+from tests.benchmarks.studies.fakes import Ended
 from tests.support.processes import ROOT, TIMEOUT
 
-# Stands in for benchmarks/run.py: saves when it is told to stop.
+ON_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="runs are forked, and end with their parent, on Linux alone"
+)
+
+# Stands in for benchmarks/run.py: saves when it is told to stop; a second signal would end it before that.
 PATIENT = """
-import os, signal, sys, time
+import signal, sys, time
 def stop(number, frame):
-    print("saved", number, flush=True)
+    signal.signal(number, signal.SIG_DFL)
+    time.sleep(0.2)
+    print("saved", flush=True)
     sys.exit(128 + number)
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
+time.sleep(60)
 """
 
 
+def made(folder: Path, name: str) -> Job:
+    return Job([], folder / name, folder / "logs" / f"{name}.log", name)
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def run(tmp_path, monkeypatch):
+    """A run whose program the test writes; a server that forks it imports only what it needs."""
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
     monkeypatch.setattr(Job, "changes", lambda job: [])
-    return Job([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
+    context = type(multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(context, "set_forkserver_preload", lambda *_: None)
+    return made(tmp_path, "run")
 
 
 def wait_for(run: Job, word: str) -> None:
@@ -46,10 +62,10 @@ def wait_for(run: Job, word: str) -> None:
         time.sleep(0.02)
 
 
-def test_an_error_leaves_no_run_behind(run: Job) -> None:
+def test_an_error_leaves_no_run_behind(run):
     ends = "import sys\nif sys.argv[1].endswith('ended'): sys.exit()\n"
-    launching.RUN.write_text(ends + PATIENT + "time.sleep(60)\n")
-    ended = Job([], run.folder.with_name("ended"), run.log.with_name("ended.log"), "ended")
+    launching.RUN.write_text(ends + PATIENT)
+    ended = made(run.folder.parent, "ended")
 
     def ready() -> list[Job]:
         if ended.status != "not started":
@@ -62,10 +78,28 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
     assert "saved" in run.log.read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
+def test_one_signal_is_one_for_each_run_at_work_which_saves(run, tmp_path):
+    launching.RUN.write_text(PATIENT)
+    jobs = [run, *(made(tmp_path, name) for name in ("second", "third"))]
+
+    def stop() -> None:
+        for job in jobs[:2]:
+            wait_for(job, "ready")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler, thread = signal.getsignal(signal.SIGINT), threading.Thread(target=stop)
+    thread.start()
+    assert Queue(lambda: jobs, 3, Launcher(jobs=2)).run() == 128 + signal.SIGINT
+    thread.join()
+    assert [job.status for job in jobs] == ["stopped", "stopped", "not started"]
+    assert all("saved" in job.log.read_text() for job in jobs[:2])
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+@ON_LINUX
 @pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
-    launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
+def test_a_killed_launcher_leaves_no_run_behind(run, fork):
+    launching.RUN.write_text(PATIENT)
     program = f"""
         import sys, time
         from pathlib import Path
@@ -82,8 +116,8 @@ def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     wait_for(run, "saved")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@ON_LINUX
+def test_a_forked_run_is_as_one_of_its_own(run, monkeypatch):
     """Its arguments, name, environment, session, streams and exit status."""
     monkeypatch.setenv("SAID", "here")
     launching.RUN.write_text(
@@ -99,53 +133,42 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyP
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_a_server_that_has_just_ended_is_replaced(
-    run: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launching.RUN.write_text("print('done')")
-    start, started = multiprocessing.context.ForkServerProcess.start, []
+def test_a_run_that_refused_is_not_explained_by_an_older_record(run, monkeypatch):
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        job.log.write_text("error: of the log\nmore\n")
+        return Ended(lambda: 2)
 
-    def ends_once(process: Any) -> None:
-        started.append(process)
-        if len(started) == 1:
-            raise EOFError("unexpected EOF")  # what multiprocessing tells then
-        start(process)
-
-    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", ends_once)
-    assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
-    assert (run.exit_status, len(started)) == (0, 2)
-    assert "done" in run.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("code", "record", "problem"),
-    [
-        (1, '"status": "failed", "error": "the loss is nan"', "the loss is nan"),
-        (1, '"status": "running", "error": null', "error: of the log"),
-        (2, '"status": "failed", "error": "of before"', "error: of the log"),
-    ],
-    ids=["failed", "killed", "refused"],
-)
-def test_why_a_run_did_not_finish(run: Job, code: int, record: str, problem: str) -> None:
-    launching.RUN.write_text(
-        f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
-    )
-    write_record(run.folder, **json.loads(f"{{{record}}}"))
+    monkeypatch.setattr(Launcher, "place", place)
+    write_record(run.folder, status="failed", error="of before")
     Queue(lambda: [run], 1, Launcher()).run()
-    assert run.problem() == problem
+    assert run.problem() == "error: of the log"
 
 
-def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_writes(run, monkeypatch):
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     assert not run.in_use()
-    run.folder.mkdir()
-    lock = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
-    lock += "print(1, flush=True); input()"
-    arguments = [sys.executable, "-c", lock, os.fspath(run.folder / ".lock")]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
+    with OwnedFolder(run.folder):
         assert run.in_use()
-        writer.communicate(b"\n")
     assert not run.in_use()
+
+
+def test_a_job_that_becomes_ready_runs_before_later_ones(run, tmp_path, monkeypatch):
+    second, follows = (made(tmp_path, name) for name in ("second", "follows"))
+    second.log = tmp_path / "file" / "log"  # it cannot be started
+    (tmp_path / "file").touch()
+    started: list[str] = []
+
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        started.append(job.name)
+        write_record(job.folder)
+        return Ended(lambda: 0)
+
+    monkeypatch.setattr(Launcher, "place", place)
+    queue = Queue(lambda: [run, follows, second] if started else [run, second], 2, Launcher())
+    assert queue.run() == 0
+    assert started == ["run", "follows"]
+    assert {job.name: job.status for job in queue.jobs} == {
+        **dict.fromkeys(("run", "follows"), "finished"),
+        "second": "failed",
+    }
+    assert "File exists" in str(second.why)

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,62 +9,48 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-import yaml
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import RandomSampler
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
-from benchmarks.settings import changed
-from benchmarks.settings.command import parse
-from benchmarks.settings.errors import ConfigError
+from benchmarks.settings import ConfigError, changed, parse
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Train, value_of
-
-RANGE = "a: expected {low: NUMBER, high: LARGER NUMBER}.* got"
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, value_of
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "space.yaml: expected a mapping"),
         ("{}", "at least one setting"),
+        ("evaluation.every: {low: 1, high: 2}", "says what a trial is measured on"),
         *(
-            (f"a: {given}", RANGE)
+            (f"a: {given}", r"a: expected \{low: NUMBER, high: LARGER NUMBER\}")
             for given in (
-                *("{low: 1, hihg: 2}", "{low: 2, high: 1}", "{low: 1, high: .inf}"),
-                *("{choices: [avg]}", "{choices: [{a: 1}, 2]}", "{low: 0, high: 1, log: true}"),
-                *("{low: 1, high: 1.5, int: true}", "{low: '1e-3', high: 1}", "{low: no, high: 2}"),
-                "{low: 1, high: 2, log: 'off'}",
+                *("{low: 2, high: 1}", "{choices: [avg]}", "{choices: [{a: 1}, 2]}"),
+                *("{low: no, high: 2}", "{low: 0, high: 1, log: true}"),
+                *("{low: 1, high: 1.5, int: true}", "{low: 1, high: 2, log: 'off'}"),
             )
-        ),
-        *(
-            (f"{key}: {{low: 1, high: 2}}", f"{key}: says what a trial is measured on")
-            for key in ("seed", "data.split", "evaluation.every")
         ),
     ],
 )
-def test_wrong_spaces(text: str, message: str, space: Path) -> None:
+def test_wrong_spaces(text, message, space):
     space.write_text(text)
-    with pytest.raises(ConfigError, match=message.replace("{", r"\{")):
+    with pytest.raises(ConfigError, match=message):
         read_space(space)
 
 
-def test_ranges(space: Path) -> None:
-    space.write_text(
-        "a: {low: 1e-4, high: 1, log: true}\nb: {low: 2, high: 8, int: true}\nc: {choices: [x, null, 1]}"
-    )
+def test_ranges(space):
+    space.write_text("a: {low: 1e-4, high: 1, log: true}\nb: {choices: [x, null, 1]}")
     assert read_space(space) == {
         "a": FloatDistribution(1e-4, 1.0, log=True),
-        "b": IntDistribution(2, 8),
-        "c": CategoricalDistribution(["x", None, 1]),
+        "b": CategoricalDistribution(["x", None, 1]),
     }
 
 
-def test_paths_into_settings() -> None:
+def test_paths_into_settings():
     overrides = {"model.head": {"lr": 1}, "model.head.fc": {"lr": 2}}
     settings = {"losses": [{"weight": 1.0}], "optimization": {"overrides": overrides}}
     before, paths = json.dumps(settings), ("overrides.model.head.fc.lr", "loss_learning_rate")
@@ -74,14 +58,8 @@ def test_paths_into_settings() -> None:
     optimization = {"overrides": overrides | {"model.head.fc": {"lr": 6}}, "loss_learning_rate": 6}
     assert changed(settings, values) == {"losses": [{"weight": 3}], "optimization": optimization}
     assert json.dumps(settings) == before
-
-
-def test_a_space_that_does_not_suit_the_recipe(
-    space: Path, make_search: Make, glyphs_root: Path
-) -> None:
-    space.write_text("losses[1].weight: {low: 1, high: 2}")
     with pytest.raises(ConfigError, match=r"losses\[1\].weight: leads nowhere"):
-        make_search(settings=[f"--data.root={glyphs_root}", *TINY]).check()
+        changed(settings, {"losses[1].weight": 1})
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -89,21 +67,16 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_search_maximises_the_mean_over_the_folds(
-    make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_maximises_the_mean_over_the_folds(make_search, trainings, capsys):
     done = trainings()
     searched = make_search()
     assert searched.execute(Launcher()) == 0
-    assert len(done.started) == 4 * 2
+    assert len(done.started) == 3 * 2
     rows = table(searched.folder)
-    assert [int(row["trial"]) for row in rows] == list(range(4))
-    assert len({row["optimization.learning_rate"] for row in rows}) == 4
-    for row in rows:
-        configs = [
-            json.loads((run.folder / "run.json").read_text())["config"]
-            for run in searched.jobs(searched.folder / "trials" / f"{int(row['trial']):04}.yaml")
-        ]
+    assert [int(row["trial"]) for row in rows] == list(range(3))
+    assert len({row["optimization.learning_rate"] for row in rows}) == 3
+    for row, *runs in zip(rows, done.started[::2], done.started[1::2], strict=True):
+        configs = [run.config for run in runs]
         assert [config["data"]["fold"] for config in configs] == [0, 1]
         assert {config["data"]["split"] for config in configs} == {"validation"}
         assert {config["protocol"] for config in configs} == {"fair"}
@@ -111,11 +84,10 @@ def test_a_search_maximises_the_mean_over_the_folds(
         assert float(row["model.embedding_size"]) == configs[0]["model"]["embedding_size"]
         assert row["model.pool"] == configs[1]["model"]["pool"]
     best = max(rows, key=lambda row: float(row["validation MAP@R"]))
-    settings = yaml.safe_load((searched.folder / "best.yaml").read_text())
-    assert settings["optimization"]["learning_rate"] == float(best["optimization.learning_rate"])
     # best.yaml describes a whole run, for any protocol and fold.
-    command = parse(["--config", str(searched.folder / "best.yaml"), "--protocol=fair"])
-    assert command.experiment.data.split == "test"
+    found = parse(["--config", str(searched.folder / "best.yaml"), "--protocol=fair"]).experiment
+    assert found.data.split == "test"
+    assert found.optimization.learning_rate == float(best["optimization.learning_rate"])
     printed = capsys.readouterr().out.replace(str(searched.folder), "").lower()
     assert "validation map@r" in printed
     assert "test" not in printed
@@ -132,14 +104,10 @@ MOMENTS = {
 }
 
 
-def test_a_killed_study_goes_on_as_if_it_never_was(
-    make_search: Make, trainings: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_study_goes_on_as_if_it_never_was(make_search, trainings, monkeypatch, tmp_path):
     trainings()
-    whole = make_search(folder=tmp_path / "whole", trials=3)
+    whole = make_search(folder=tmp_path / "whole")
     whole.execute(Launcher())
-    rows = table(whole.folder)
-    assert len({row["optimization.learning_rate"] for row in rows}) == 3
 
     def deadly(original: Callable[..., Any], calls: int) -> Callable[..., Any]:
         count = iter(range(calls))
@@ -151,41 +119,23 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
 
         return call
 
-    for moment, (owner, name, later) in MOMENTS.items():
-        stopped = make_search(folder=tmp_path / moment, trials=3)
-        for calls in (0, later):
-            with monkeypatch.context() as patch, pytest.raises(KilledError):
-                patch.setattr(owner, name, deadly(getattr(owner, name), calls))
-                stopped.execute(Launcher())
+    for moment, (owner, name, calls) in MOMENTS.items():
+        stopped = make_search(folder=tmp_path / moment)
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            patch.setattr(owner, name, deadly(getattr(owner, name), calls))
+            stopped.execute(Launcher())
         assert stopped.execute(Launcher()) == 0
-        assert table(stopped.folder) == rows, moment
+        assert table(stopped.folder) == table(whole.folder), moment
 
 
-def test_an_interrupted_trial_keeps_its_values(
-    make_search: Make, trainings: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where another version of Optuna or NumPy would draw others: its runs have begun with them."""
-    before = trainings(lambda number, run: "running")
-    searched = make_search(trials=1)
-    assert searched.execute(Launcher()) == 1
-    monkeypatch.setattr(
-        "benchmarks.studies.search.TPESampler", lambda seed: RandomSampler(seed + 1)
-    )
-    after = trainings()
-    assert searched.execute(Launcher()) == 0
-    assert after.started[0].command.config == before.started[0].command.config
-    [row], optimization = table(searched.folder), after.started[0].config["optimization"]
-    assert float(row["optimization.learning_rate"]) == optimization["learning_rate"]
-
-
-def test_what_a_search_is_cannot_change(make_search: Make, space: Path) -> None:
+def test_what_a_search_is_cannot_change(make_search, space):
     first = make_search()
     first.folder.mkdir()
     first.begin()
     first.begin()
     space.write_text(SPACE.replace("4.0", "5.0"))
     for changes, message in (
-        ({"trials": 3}, "--trials: .* was started with 4, not 3"),
+        ({"trials": 4}, "--trials: .* was started with 3, not 4"),
         ({"space": read_space(space)}, r"--space\.losses.*alpha: .* was started with 'Float"),
         ({"settings": [*TINY, "--optimization.steps=3"]}, "optimization.steps: .* with 2, not 3"),
     ):
@@ -193,15 +143,12 @@ def test_what_a_search_is_cannot_change(make_search: Make, space: Path) -> None:
             make_search(**{"space": first.space} | changes).begin()
 
 
-def test_a_trial_has_the_defaults_of_its_classes(
-    make_search: Make, space: Path, glyphs_root: Path
-) -> None:
+def test_a_trial_has_the_defaults_of_its_classes(make_search, space):
     space.write_text(
         "optimization.optimizer.class_path: {choices: [torch.optim.Adam, torch.optim.SGD]}\n"
         "losses[0].loss.init_args.distance.init_args.power: {low: 1, high: 2, int: true}\n"
     )
-    settings = [f"--data.root={glyphs_root}", *TINY]
-    searched = make_search(settings=settings, space=read_space(space))
+    searched = make_search(space=read_space(space))
     adam, sgd = (
         searched.changed(dict(zip(searched.space, values, strict=True)))
         for values in (("torch.optim.Adam", 1), ("torch.optim.SGD", 2))
@@ -210,10 +157,9 @@ def test_a_trial_has_the_defaults_of_its_classes(
     assert "nesterov" in sgd["optimization"]["optimizer"]["init_args"]
     distances = [one["losses"][0]["loss"]["init_args"]["distance"] for one in (adam, sgd)]
     assert [distance["init_args"]["power"] for distance in distances] == [1, 2]
-    searched.check()
 
 
-def test_a_trial_that_fails_is_one_of_the_budget(make_search: Make, trainings: Train) -> None:
+def test_a_trial_that_fails_is_one_of_the_budget(make_search, trainings):
     done = trainings(lambda number, run: "failed" if number == 2 else "finished")
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 0
@@ -225,32 +171,12 @@ def test_a_trial_that_fails_is_one_of_the_budget(make_search: Make, trainings: T
     assert again.started == [], "neither what is finished nor what failed"
     assert (table(searched.folder), (searched.folder / "best.yaml").read_bytes()) == (rows, best)
     trainings(lambda number, run: "failed")
-    hopeless = make_search(trials=2, folder=searched.folder.with_name("hopeless"))
+    hopeless = make_search(trials=1, folder=searched.folder.with_name("hopeless"))
     assert hopeless.execute(Launcher()) == 1
     assert not (hopeless.folder / "best.yaml").exists()
 
 
-def test_values_that_do_not_go_together_fail_without_a_run(
-    make_search: Make, trainings: Train, space: Path
-) -> None:
-    """Here an argument of the recipe that one of two classes does not take."""
-    name = "optimization.optimizer.class_path"
-    space.write_text(f"{name}: {{choices: [torch.optim.Adam, torch.optim.SGD]}}\n")
-    adam = "{class_path: torch.optim.Adam, init_args: {betas: [0.5, 0.9]}}"
-    done = trainings()
-    settings = [*TINY, f"--optimization.optimizer={adam}"]
-    searched = make_search(settings=settings, trials=4, space=read_space(space))
-    assert searched.execute(Launcher()) == 0
-    rows = table(searched.folder)
-    failed = {row[name]: row["failed"] for row in rows}
-    assert failed["torch.optim.Adam"] == ""
-    assert "init_args.betas: SGD takes no such argument" in failed["torch.optim.SGD"]
-    assert len(done.started) == 2 * sum(not row["failed"] for row in rows)
-
-
-def test_a_run_ended_from_outside_is_not_the_settings_fault(
-    make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_ended_from_outside_is_not_the_settings_fault(make_search, trainings, capsys):
     trainings(lambda number, run: "finished" if number < 4 else "running")
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 1
@@ -263,58 +189,31 @@ def test_a_run_ended_from_outside_is_not_the_settings_fault(
     assert len(table(searched.folder)) == 2
 
 
-def test_a_signal_stops_a_search_between_two_runs(
-    make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def end(number: int, run: Job) -> str:
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return "stopped"
-        return "finished"
-
-    done = trainings(end)
-    searched = make_search(trials=2)
-    assert searched.execute(Launcher()) == 128 + signal.SIGTERM
-    assert len(done.started) == 3
-    assert (
-        "stopped after 1 of 2 trials; rerun the same command to resume" in capsys.readouterr().out
-    )
-    trainings()
-    assert searched.execute(Launcher()) == 0
-    assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
-
-
-def test_trials_at_once(make_search: Make, trainings: Train) -> None:
+def test_trials_at_once(make_search, trainings):
     """Both of two trials have begun before one ends; a kill loses neither their numbers nor their values."""
 
     def end(number: int, run: Job) -> str:
         assert len(killed.started) % 2 == 0
-        if number > 8:
+        if number > 4:
             raise KilledError
         return "finished"
 
     killed = trainings(end)
-    searched = make_search(trials=6)
+    searched = make_search(trials=4)
     with pytest.raises(KilledError):
         searched.execute(Launcher(jobs=2))
     begun = {run.folder: run.command.config for run in killed.started}
-    assert len(begun) == 10
+    assert len(begun) == 6
 
-    after = trainings(lambda number, run: "finished")
-    assert make_search(trials=6).execute(Launcher(jobs=2)) == 0
+    after = trainings()
+    assert make_search(trials=4).execute(Launcher(jobs=2)) == 0
     assert len(after.started) == 4
-    assert {run.folder: run.command.config for run in after.started[:2]} == {
-        folder: config for folder, config in begun.items() if folder.name[:4] in ("0004", "0005")
-    }
-    assert [int(row["trial"]) for row in table(searched.folder)] == list(range(6))
+    for run in after.started[:2]:
+        assert begun[run.folder] == run.command.config
+    assert [int(row["trial"]) for row in table(searched.folder)] == list(range(4))
 
 
-# --------------------------------------------------------------------------------------- real trainings
-
-
-def test_a_search_never_loads_the_test_classes(
-    glyphs_root: Path, tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_never_loads_the_test_classes(glyphs_root, tmp_path, in_process, monkeypatch):
     splits = []
 
     def glyphs(*arguments: Any, **keywords: Any) -> Glyphs:
@@ -333,7 +232,6 @@ def test_a_search_never_loads_the_test_classes(
     run, _ = in_process
     record = json.loads((run.folder / "run.json").read_text())
     [row] = table(tmp_path / "search")
-    assert record["recipe"] == RECIPE
     assert record["data"]["split"] == "validation"
     alpha = record["config"]["losses"][0]["loss"]["init_args"]["alpha"]
     assert alpha == float(row["losses[0].loss.init_args.alpha"])

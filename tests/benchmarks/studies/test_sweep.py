@@ -1,116 +1,62 @@
-"""The sweep: what it starts, skips, resumes and refuses; failures and signals; real runs at the end."""
+"""The sweep: what it starts, skips, resumes and refuses, and what it tells of each run."""
 
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.records.files import signed
-from benchmarks.records.run_folder import RunFolder
+from benchmarks.records import RunFolder, write_json
 from benchmarks.settings import recipe_files
-from benchmarks.studies import launching
-from benchmarks.studies.jobs import plan, trainings
+from benchmarks.studies.jobs import Job, plan, trainings
+from benchmarks.studies.launching import Launcher
 from benchmarks.sweep import main
 from tests.benchmarks.made import DIVERGED, RECORD, write_record
+from tests.benchmarks.studies.fakes import Ended
 from tests.support.processes import ROOT
 
-LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
-ROWS = ("quick", "other", "pair", "bad", "taken", "patient", "silent", "garbled", "wild")
-# Stands in for benchmarks/run.py: what it does is the recipe's row.
-FAKE = (
-    f"""
-RECORD = {signed(RECORD)!r}
-DIVERGED = {signed(RECORD | DIVERGED)!r}
-"""
-    + """
-import argparse, json, os, signal, sys, time
-from pathlib import Path
-
-parser = argparse.ArgumentParser()
-for name in ("recipe", "seed", "output"):
-    parser.add_argument("--" + name)
-parser.add_argument("--resume", action="store_true")
-options, settings = parser.parse_known_args()
-folder, row = Path(options.output), options.recipe.rpartition("/")[2]
-events = folder.parent / "events"
-
-def event(word):
-    with events.open("a") as file:
-        file.write(json.dumps([word, folder.name, settings, os.getpgrp()]) + "\\n")
-
-event("begin")
-if row == "bad":
-    sys.exit("error: it broke")
-if row == "taken":
-    print("error: somebody is at it", file=sys.stderr)
-    sys.exit(3)
-if row == "silent":
-    sys.exit(0)
-if row == "patient":
-    # As the runner: a second signal would end it before it has saved.
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    event("ready")
-    while signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    event("saved")
-    sys.exit(143)
-if row == "garbled":
-    folder.mkdir()
-    (folder / "run.json").write_text("[]")
-    sys.exit(0)
-if row == "pair":
-    for _ in range(6000):
-        if len(events.read_text().splitlines()) > 1:
-            break
-        time.sleep(0.01)
-if row == "wild":
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps(DIVERGED))
-    sys.exit(1)
-(folder / "records").mkdir(parents=True)
-(folder / "records" / "training.csv").write_text("~iteration~,loss\\n1,0.5\\n30,0.1\\n")
-(folder / "run.json").write_text(json.dumps(RECORD))
-event("end")
-"""
-)
+RUNS: dict[str, tuple[str, int, dict[str, Any] | None]] = {
+    **dict.fromkeys(("quick", "other"), ("", 0, RECORD)),
+    "bad": ("error: it broke", 1, None),
+    "taken": ("error: somebody is at it", 3, None),
+    "silent": ("", 0, None),
+    "wild": ("", 1, RECORD | DIVERGED),
+}
+"""What the run of a row prints, its exit status and its run.json."""
 
 
 @pytest.fixture
-def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two tables of tiny recipes, a stand-in for run.py, and an empty working folder."""
+def started(tmp_path, monkeypatch):
+    """The commands of the runs, which stand-ins take: of two tables of tiny recipes, in an empty folder."""
     folder = tmp_path / "recipes" / "toy"
     folder.mkdir(parents=True)
-    shared = {"losses": LOSSES, "optimization": {"steps": 30}}
-    content = {"shared": shared, "trainings": {row: {"label": row} for row in ROWS}}
+    losses = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
+    shared = {"losses": losses, "optimization": {"steps": 30}}
+    content = {"shared": shared, "trainings": {row: {"label": row} for row in RUNS}}
     (folder / "table1.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     again = {"trainings": {"same": {"same_as": "toy/table1/quick"}}}
     (folder / "table2.yaml").write_text(yaml.safe_dump(again))
-    (tmp_path / "fake.py").write_text(FAKE)
-    work = tmp_path / "work"
-    work.mkdir()
+    commands: dict[str, list[str]] = {}
+
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        said, status, record = RUNS[job.training.rpartition("/")[2]]
+        commands[job.folder.name] = command
+        job.log.write_text(f"{said}\n")
+        job.folder.mkdir(exist_ok=True)
+        if record:
+            write_json(job.folder / "run.json", record)
+        return Ended(lambda: status)
+
+    (tmp_path / "work").mkdir()
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
-    monkeypatch.setattr(launching, "RUN", tmp_path / "fake.py")
-    monkeypatch.setattr("benchmarks.studies.queue.POLL", 0.02)
+    monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.chdir(work)
-    return work
-
-
-def events(word: str | None = None) -> list[Any]:
-    path = Path("runs/events")
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [line for line in lines if word in (None, line[0])]
+    monkeypatch.chdir(tmp_path / "work")
+    return commands
 
 
 def statuses(output: str) -> dict[tuple[str, str], str]:
@@ -126,100 +72,64 @@ def record(row: str, seed: int = 0, status: str = "finished", **changes: Any) ->
     return write_record(job.folder, seed=seed, status=status, config=config)
 
 
-# ----------------------------------------------------------------------------------------------- plan
-
-
-def test_names_tables_and_patterns_are_distinct_trainings(recipes: Path) -> None:
-    everything = [f"toy/table1/{row}" for row in ROWS]
-    assert trainings(["toy/table1"]) == everything
+def test_names_tables_and_patterns_are_distinct_trainings(started):
+    assert trainings(["toy/table1"]) == [f"toy/table1/{row}" for row in RUNS]
     assert trainings(["toy/table2/same", "toy/table1/quick"]) == ["toy/table1/quick"]
     assert trainings(["toy/*/[bs]*"]) == ["toy/table1/bad", "toy/table1/silent", "toy/table1/quick"]
 
 
+@pytest.mark.parametrize(("given", "seeds"), [("2", "01"), ("3 1 3", "31")])
+def test_seeds(started, given, seeds):
+    assert main(["toy/table1/quick", "--seeds", *given.split()]) == 0
+    assert [*started] == [f"toy-table1-quick-seed{seed}" for seed in seeds]
+
+
 @pytest.mark.parametrize(
-    ("given", "seeds"), [([], [0]), (["3"], [0, 1, 2]), (["3", "1", "3"], [3, 1])]
+    ("arguments", "message"),
+    [
+        (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
+        (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
+        (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
+        (["toy/table1/quick", "--ray"], "pip install '.[benchmarks,cluster]'"),
+        (["toy/table1/quick", "--gpus-per-run=0.5"], "are Ray's; add --ray"),
+        (["x", "--seeds", "0"], "at least one seed"),
+        (["x", "--launcher", "acelerate"], "is no command here"),
+    ],
 )
-def test_seeds(
-    recipes: Path, capsys: pytest.CaptureFixture[str], given: list[str], seeds: list[int]
-) -> None:
-    for seed in seeds:
-        record("quick", seed)
-    assert main(["toy/table1/quick", *(["--seeds", *given] if given else [])]) == 0
-    assert [int(seed) for _, seed in statuses(capsys.readouterr().out)] == seeds
-
-
-MISTAKES = {
-    "recipe": (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
-    "setting": (["toy/table1/quick", "--", "--data.batchsize=3"], "data.batchsize"),
-    "seed behind": (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
-    "weights": (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
-    "no ray": (
-        ["toy/table1/quick", "--ray"],
-        "\nerror: --ray: Ray is not installed; pip install '.[benchmarks,cluster]'\n",
-    ),
-    "of ray": (
-        ["toy/table1/quick", "--gpus-per-run=0.5"],
-        "\nerror: --gpus-per-run, --cpus-per-run: are Ray's; add --ray\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_end_before_anything_starts(
-    recipes: Path, capsys: pytest.CaptureFixture[str], mistake: str
-) -> None:
-    arguments, message = MISTAKES[mistake]
-    assert main(arguments) == 2
+def test_mistakes_end_before_anything_starts(started, capsys, arguments, message):
+    try:
+        status: Any = main(arguments)
+    except SystemExit as usage:
+        status = usage.code
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    assert message in f"\n{captured.err}"
-    assert list(recipes.iterdir()) == []
+    assert (status, captured.out) == (2, "")
+    assert message in captured.err.splitlines()[-1]
+    assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", ["x --seeds 0", "x --job=2", "x --launcher acelerate"])
-def test_usage(recipes: Path, arguments: str) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(arguments.split())
-    assert error.value.code == 2
-    assert list(recipes.iterdir()) == []
-
-
-# ------------------------------------------------------------------------------------------------ run
-
-
-def test_goes_on_and_names_what_became_of_each_run(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"bad": "failed", "silent": "failed", "garbled": "failed", "other": "failed"}
+def test_goes_on_and_names_what_became_of_each_run(started, capsys):
+    found = {"bad": "failed", "silent": "failed", "other": "failed"}
     found |= {"wild": "diverged", "taken": "in use", "quick": "finished"}
-    (record("other") / "run.json").write_text("[]")  # damaged before the sweep, or by its run
+    (record("other") / "run.json").write_text("[]")
     settings = ["--data.root=x", "--checkpoint_every", "7"]
     names, launcher = [f"toy/table1/{row}" for row in found], f"--launcher={sys.executable} -X dev"
-    assert main([*names, "--seeds", "1", "0", launcher, "--jobs=2", "--", *settings]) == 1
+    assert main([*names, launcher, "--jobs=2", "--", *settings]) == 1
     output = capsys.readouterr().out
-    expected = {(row, seed): status for row, status in found.items() for seed in "01"}
-    assert statuses(output) == expected | {("other", "1"): "finished"}
+    assert statuses(output) == {(row, "0"): status for row, status in found.items()}
     for told in (
-        "bad, seed 1: failed (exit status 1): error: it broke; see runs/logs/toy-",
+        "bad, seed 0: failed (exit status 1): error: it broke; see runs/logs/toy-",
         "silent, seed 0: failed (exit status 0): it said nothing",
         "wild, seed 0: diverged (exit status 1): the loss is nan",
         "taken, seed 0: in use (exit status 3): error: somebody is at it",
-        "garbled, seed 0: failed: runs/toy-table1-garbled-seed0/run.json: is damaged or of",
-        "other, seed 0: failed: runs/toy-table1-other-seed0/run.json: is damaged or of",
+        "other, seed 0: failed: runs/toy-table1-other-seed0/run.json: is damaged",
     ):
         assert told in output
-    assert all(event[2] == settings for event in events())
-    log = Path("runs/logs/toy-table1-bad-seed1.log").read_text()
-    assert log.startswith(f"$ {sys.executable} -X dev {recipes.parent}/fake.py --recipe ")
-    assert log.endswith("--resume\nerror: it broke\n")
-    assert " --data.root=x --checkpoint_every 7 --output=runs/toy-table1-bad-seed1 " in log
+    command = started["toy-table1-bad-seed0"]
+    assert command[:4] == [sys.executable, "-X", "dev", str(ROOT / "benchmarks" / "run.py")]
+    assert command[-5:-2] == settings and command[-1] == "--resume"
 
 
-def test_skips_what_is_finished_and_resumes_what_is_not(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skips_what_is_finished_and_resumes_what_is_not(started, capsys):
     record("quick", 0)
     record("quick", 1, "stopped")
     # As another machine would have run it: no number depends on these.
@@ -227,12 +137,10 @@ def test_skips_what_is_finished_and_resumes_what_is_not(
     main(["toy/table1/quick", "--seeds", "3"])
     found = statuses(capsys.readouterr().out)
     assert found["quick", "0"] == found["quick", "2"] == "was finished"
-    assert [event[1] for event in events("begin")] == ["toy-table1-quick-seed1"]
+    assert [*started] == ["toy-table1-quick-seed1"]
 
 
-def test_stale_runs_are_reported_or_moved_aside(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stale_runs_are_reported_or_moved_aside(started, capsys):
     folder = record("quick", optimization={"steps": 7})
     before = (folder / "run.json").read_bytes()
     assert main(["toy/table1/quick", "toy/table1/other"]) == 1
@@ -251,70 +159,19 @@ def test_stale_runs_are_reported_or_moved_aside(
     assert (folder.with_name(f"{folder.name}.stale-2") / "run.json").read_bytes() == before
 
 
-def test_a_stale_run_that_is_being_written_is_left_alone(
-    recipes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_run_that_is_being_written_is_left_alone(started, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     folder = record("quick", optimization={"steps": 7})
-    writer = RunFolder(folder)
-    try:
+    with RunFolder(folder):
         assert main(["toy/table1/quick", "--redo-stale"]) == 1
-    finally:
-        writer.close()
     assert statuses(capsys.readouterr().out) == {("quick", "0"): "in use"}
     assert (folder / "run.json").exists()
 
 
-def test_so_many_runs_at_once(recipes: Path) -> None:
-    """Either of a pair ends once both have begun."""
-    assert main(["toy/table1/pair", "--seeds", "4", "--jobs=2"]) == 0
-    steps = [{"begin": 1, "end": -1}[event[0]] for event in events()]
-    assert len(steps) == 8
-    assert max(accumulate(steps)) == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_signals_wait_for_the_runs_to_save(
-    recipes: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
-) -> None:
-    def stop() -> None:
-        while len(events("ready")) < 2:
-            time.sleep(0.02)
-        os.kill(os.getpid(), number)
-
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=stop)
-    thread.start()
-    names = ["toy/table1/patient", "toy/table1/quick"]
-    assert main([*names, "--seeds", "2", "--jobs", "2"]) == 128 + number
-    thread.join()
-    assert len(events("saved")) == 2, "each run got one signal, and the sweep waited"
-    groups = {os.getpgrp(), *(event[3] for event in events("ready"))}
-    assert len(groups) == 3, "what a terminal sends reaches the sweep alone"
-    output = capsys.readouterr().out
-    assert statuses(output) == {("patient", seed): "stopped" for seed in "01"}
-    assert output.endswith("\n2 stopped, 2 not started\n")
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-
-
-@pytest.mark.parametrize(
-    ("command", "planning"),
-    [
-        (["sweep", "x"], "studies.plan"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (["fair", "evaluate", "x"], "studies.plan_folds"),
-                (["study", "glyphs", "--output=/none/x.md"], "studies.Study"),
-            )
-        ),
-    ],
-)
-def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> None:
-    name, *arguments = command
+def test_a_signal_while_runs_are_planned():
     program = (
-        f"import os, signal; from benchmarks import reporting, studies, {name}; "
-        f"{planning} = lambda *_: os.kill(os.getpid(), signal.SIGINT); {name}.main({arguments})"
+        "import os, signal; from benchmarks import studies, sweep; "
+        "studies.plan = lambda *_: os.kill(os.getpid(), signal.SIGINT); sweep.main(['x'])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")

@@ -12,7 +12,6 @@ from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import write_record
 
 RATE = "optimization.learning_rate"
-ROWS = ("base", "new", "third")
 BETA = "losses[0].loss.init_args.beta"
 COMMITS = {"old": None, "registration": "old", "new": "registration"}
 """Commits that the tests make up, each with the one before."""
@@ -32,10 +31,6 @@ def command(*options: str) -> int:
 
 
 def finish(job: Job, recall: float, **changes: Any) -> None:
-    (job.folder / "records").mkdir(parents=True)
-    (job.folder / "records" / "evaluation.csv").write_text(
-        f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
-    )
     about = {"label": job.training.rpartition("/")[2], "seed": job.seed, "config": job.config}
     metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
     measured = {"metrics": metrics, "hardware": {"processor": "A"}, "wall_time_s": 3600.0}
