@@ -18,7 +18,8 @@ from tests.support.pool import Pool
 TOGETHER = {
     **dict.fromkeys(
         ("test_distributed", "test_gradient_ratios", "test_rank_accuracy_in_pml", "test_evaluation")
-        + ("test_processes", "test_frozen_stages", "test_upstream_numbers"),
+        + ("test_processes", "test_frozen_stages", "test_upstream_numbers", "test_controls")
+        + ("test_gradient_cache", "test_verification"),
         "pool",
     ),
     **dict.fromkeys(("test_card", "test_example", "test_export", "test_folders"), "trained"),
