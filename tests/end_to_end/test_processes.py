@@ -56,7 +56,7 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
         assert third[kind] == first[kind]
     # A finished run is shown, and no process waits for the others.
     again = [*settings, f"--output={tmp_path / '1'}", "--resume"]
-    assert [status for status, _ in pool.run(run_traced, again, processes=2)] == [0, 0]
+    assert [status for status, _ in pool.run(run_traced, again, processes=3)] == [0, 0, 0]
 
 
 def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(

@@ -147,8 +147,8 @@ SGD = (
             ["--optimization.learning_rate=1e30", "--optimization.steps=2"],
             "the loss is nan at step",
         ),
-        (["--optimization.learning_rate=1e38"], "NaN or inf for"),
-        ([SGD, "--optimization.learning_rate=1e20"], "is not finite after step 1"),
+        (["--optimization.learning_rate=1e38", ONE_STEP], "NaN or inf for"),
+        ([*SGD, ONE_STEP, "--optimization.learning_rate=1e20"], "is not finite after step 1"),
     ],
     ids=["loss", "embeddings", "weights"],
 )
