@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 from benchmarks import sweep
 from benchmarks.records.steps import read_table
 from benchmarks.studies import jobs, launching
-from tests.support.processes import ROOT, TIMEOUT, TINY, environment, rows
+from tests.support.processes import ROOT, TIMEOUT, TINY, environment, popen, rows
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
 
@@ -54,13 +55,7 @@ def command(runs: Path, data: str, *options: str) -> list[str]:
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.sweep", *arguments],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    return popen([sys.executable, "-m", "benchmarks.sweep", *arguments])
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -143,44 +138,11 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     assert results(runs) == results(whole)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "message"),
-    [("2", "--gpus-per-run: 2; no node has more than 1"), ("-1", "num_gpus cannot be negative")],
-)
-def test_what_no_node_has_is_refused(
-    gpus: str,
-    message: str,
-    cluster: Any,
-    data: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = command(tmp_path / "runs", data, "--ray", cluster.address, f"--gpus-per-run={gpus}")
-    assert sweep.main(asked) == 2
-    assert message in capsys.readouterr().err
-    assert not ray.is_initialized()
-
-
-@pytest.fixture
-def refused(
+def test_an_address_without_a_cluster_is_told_before_ray_connects(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[str], str]:
-    """Why a sweep on the cluster at an address is refused before Ray connects, which would take it minutes."""
+) -> None:
+    """Ray would take minutes."""
     monkeypatch.setattr(ray, "init", pytest.fail)
-
-    def line(address: str) -> str:
-        assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
-        return capsys.readouterr().err
-
-    return line
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "ray://127.0.0.1:10001"])
-def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
-    assert refused(address).startswith(f"error: --ray: {address}: ")
-
-
-def test_another_server_is_told(refused: Callable[[str], str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -189,17 +151,12 @@ def test_another_server_is_told(refused: Callable[[str], str]) -> None:
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         Thread(target=answer, daemon=True).start()
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert refused(address) == f"error: --ray: {address}: no cluster of Ray answers there\n"
-
-
-def test_runs_that_cannot_be_written_are_told(
-    cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs").touch()
-    assert sweep.main(command(tmp_path / "runs", data, "--ray", cluster.address)) == 2
-    assert f"File exists: '{tmp_path / 'runs'}'" in capsys.readouterr().err
-    assert not ray.is_initialized()
+        another = f"127.0.0.1:{server.getsockname()[1]}"
+        for address in ("127.0.0.1:1", "127.0.0.1:99999", "ray://127.0.0.1:10001", another):
+            assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
+            line = capsys.readouterr().err
+            assert line.startswith(f"error: --ray: {address}: ")
+        assert "no cluster of Ray answers there" in line
 
 
 def test_a_run_has_its_share_of_a_node(
@@ -217,56 +174,64 @@ def test_a_run_has_its_share_of_a_node(
     assert logs == [f"0 {ROOT}:{tmp_path}"] * SEEDS
 
 
-def test_a_node_with_other_folders_is_told(
+@pytest.mark.parametrize(
+    ("gpus", "line"),
+    [
+        (2, r"--gpus-per-run: 2; no node has more than 1$"),
+        (1, r": the node \S+ does not see /none/benchmarks/run.py; all nodes need the runs, "),
+    ],
+)
+def test_what_no_node_has_is_told(
+    gpus: int,
+    line: str,
     cluster: Any,
     data: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    program = tmp_path / "none" / "benchmarks" / "run.py"
-    monkeypatch.setattr("benchmarks.studies.cluster.RUN", program)
-    assert sweep.main(command(tmp_path / "runs", data, "--ray", cluster.address)) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert re.search(rf": the node \S+ does not see {program}; all nodes need the runs, ", line)
-    assert not list((tmp_path / "runs").iterdir())
+    monkeypatch.setattr("benchmarks.studies.cluster.RUN", Path("/none/benchmarks/run.py"))
+    options = ["--ray", cluster.address, f"--gpus-per-run={gpus}"]
+    assert sweep.main(command(tmp_path / "runs", data, *options)) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert re.search(line, said)
+    assert not list(tmp_path.glob("runs/*"))
     assert not ray.is_initialized()
 
 
-@pytest.mark.parametrize("status", ["stopped", "failed"])
-def test_a_launcher_that_hides_how_a_run_ended(status: str, tmp_path: Path) -> None:
-    """`accelerate launch` and `torchrun` end with 1 where the run saved and ended by a signal."""
-    from benchmarks.studies.cluster import EndedFromOutsideError, execute
-
-    record, log = tmp_path / "run.json", tmp_path / "log"
-    program = (
-        f"import sys; open('run.json', 'w').write('{{\"status\": \"{status}\"}}'); sys.exit(1)"
-    )
-    arguments = [sys.executable, "-c", program], log, tmp_path, record
-    if status == "stopped":
-        with pytest.raises(EndedFromOutsideError):
-            execute(*arguments)
-    assert execute(*arguments) == 1, "refused: it has written nothing"
+ENDED = "import sys; open('run.json', 'w').write('{{\"status\": \"{}\"}}'); sys.exit(1)"
 
 
-def test_a_run_in_use_is_started_again(tmp_path: Path) -> None:
-    """One of a lost node may still have its folder."""
-    from benchmarks.studies.cluster import EndedFromOutsideError, execute
+@pytest.mark.parametrize(
+    ("program", "again"),
+    [
+        (ENDED.format("stopped"), True),  # by `accelerate launch` or `torchrun`, which hide it
+        (ENDED.format("failed"), False),
+        (f"raise SystemExit({jobs.IN_USE})", True),  # a lost node's run still has the folder
+    ],
+    ids=["stopped", "failed", "in use"],
+)
+def test_what_nobody_asked_to_stop_is_started_again(
+    program: str, again: bool, tmp_path: Path
+) -> None:
+    from benchmarks.studies.cluster import EndedFromOutsideError
 
-    program = f"raise SystemExit({jobs.IN_USE})"
-    with pytest.raises(EndedFromOutsideError, match=f"^{jobs.IN_USE}$"):
-        execute([sys.executable, "-c", program], tmp_path / "log", tmp_path, tmp_path / "run.json")
+    with pytest.raises(EndedFromOutsideError) if again else nullcontext():
+        assert executed(program, tmp_path) == 1
 
 
 def test_a_task_can_be_cancelled_where_signals_were_ignored(tmp_path: Path) -> None:
-    from benchmarks.studies.cluster import execute
-
     program = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
     old = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        status = execute(
-            [sys.executable, "-c", program], tmp_path / "log", tmp_path, tmp_path / "run.json"
-        )
+        assert executed(program, tmp_path) == -signal.SIGTERM
     finally:
         signal.signal(signal.SIGINT, old)
-    assert status == -signal.SIGTERM
+
+
+def executed(program: str, folder: Path) -> int:
+    """The exit status of a run of this program."""
+    from benchmarks.studies.cluster import execute
+
+    words = [sys.executable, "-c", program]
+    return execute(words, folder / "log", folder, folder / "run.json")

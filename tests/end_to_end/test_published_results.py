@@ -20,7 +20,6 @@ from benchmarks import records
 from benchmarks import study as command
 from benchmarks.settings import parse, read_study
 from benchmarks.studies import Results, Study, kept
-from benchmarks.studies.jobs import Job
 from benchmarks.studies.kept import name_of
 
 pytestmark = pytest.mark.slow
@@ -95,7 +94,11 @@ def test_every_result_and_plan_is_found(
     settings = settings_of(file, tmp_path, monkeypatch)
     study = Study(read_study(STUDIES[file]), results, tmp_path / "runs", settings)
     assert study.digest in {plan["plan"] for plan in results.plans}
-    found = {name_of(job) for row in study.rows for job in jobs(study, row)}
+    found = {
+        name_of(job)
+        for row in study.rows
+        for job in chain(*study.candidates(row).values(), study.tests(row))
+    }
     lost = Counter(name.partition(",")[0] for name in set(results.kept) - found)
     assert lost == EARLIER.get(file, {})
 
@@ -118,11 +121,6 @@ def test_a_published_page_is_drawn_again(
     assert len(drawn) >= 2
     for path in drawn:
         assert path.read_bytes() == (RESULTS.parent / "docs" / path.name).read_bytes(), path.name
-
-
-def jobs(study: Study, row: str) -> list[Job]:
-    """All trainings of a row: on validation classes, and the tests."""
-    return [*chain(*study.candidates(row).values()), *study.tests(row)]
 
 
 def test_recipes_with_published_results_state_every_argument() -> None:

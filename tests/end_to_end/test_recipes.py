@@ -1,180 +1,96 @@
-"""Every number of the papers is a cell of a recipe, beside its settings, and every recipe trains.
+"""The papers' recipes: each number is a cell, each setting is the paper's or said not to be, each training trains.
 
-`references/papers.json` holds the rows of all result tables of the four papers, each with what it says of its
-training ("facts"), in percent.
+`references/papers.json` holds the rows of all result tables of the four papers, in percent, and
+`references/settings.yaml` what their texts say of the settings. Where a training differs from it, PAPER.yaml says
+so under `differs`; what the paper leaves open stands there under `not_given`.
 """
 
+import functools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from benchmarks.building.network import EmbeddingModel, build_model
+from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import ClassSpec, Experiment, WeightedLoss
-from benchmarks.settings.recipe_files import Entry, read_table, table_names
-from pml_regularizers.losses.high_order_moments import FIXED
-from tests.end_to_end.steps import two_steps
+from benchmarks.settings.recipe_files import (
+    Entry,
+    read_entry,
+    read_table,
+    recipe_names,
+    table_names,
+)
+from benchmarks.training import try_one_step
+from tests.end_to_end.paper_facts import facts
 
-PAPERS = ("ecaml", "horde", "jrd", "second_order_attention")
-TABLES = {
-    name: read_table(name)
-    for name in table_names()
-    if name.startswith(tuple(f"{p}/" for p in PAPERS))
-}
+REFERENCES = Path(__file__).parents[1] / "references"
+SHEET = yaml.safe_load((REFERENCES / "settings.yaml").read_text())
+ROWS = json.loads((REFERENCES / "papers.json").read_text())
+TABLES = {name: read_table(name) for name in table_names() if name.split("/")[0] in SHEET}
+PHOTOGRAPHS = [name for name in recipe_names() if name.startswith("photographs/")]
 ENTRIES = [entry for table in TABLES.values() for entry in table.entries]
-TRAININGS = [entry for entry in ENTRIES if entry.training == entry.name]
-QUICK = {
-    *("ecaml/table4/npair_ec", "ecaml/table4/triplet_ec", "horde/table1/cub_binomial_horde"),
-    *("jrd/table1/cub", "second_order_attention/table1/cub_margin_vem"),
-}
-"""One of each paper and more; `make test-all` takes them all."""
-
-ROWS = json.loads((Path(__file__).parents[1] / "references" / "papers.json").read_text())
-OWN = [row for row in ROWS if row["kind"] != "quoted"]
-QUOTED = [row for row in ROWS if row["kind"] == "quoted"]
-
-METHODS = {
-    "contrastive": "CosineContrastiveLoss",
-    "tri": "TripletMarginLoss",
-    "binomial": "BinomialDevianceLoss",
-    "n-pair": "DenseNPairsLoss",
-    "abe": "EnsembleLoss",
-    "margin": "MarginLoss",
-    "horde": "HORDELoss",
-    "ecaml": "EnergyConfusionRegularizer",
-    "dropout": "Dropout",
-    "proposed": "VarianceRegularizer",
-    "jrd": "JRDLoss",
-    "jmmd": "jmmd",
-    "mrd": "['embeddings']",
-    "jrd-c": "['pooled', 'embeddings']",
-    "jrd-pooling": "['embeddings', 'classes']",
-    "gaussian": "GaussianKernel",
-    "laplace": "LaplaceKernel",
-    "polynomial": "PolynomialKernel",
-    "p = 2": "'degree': 2",
-    "p = 5": "'degree': 5",
-    "generating": "ExponentialKernel",
-}
-"""Words of a row's name, and what then stands in its settings."""
+TRAININGS = {entry.name: entry for entry in ENTRIES if entry.training == entry.name}
+QUICK = {"ecaml/table4", "horde/table3", "jrd/table4", "second_order_attention/table1"}
+"""One of each paper; `make test-all` takes them all."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One output of an entry, with what the paper reports of it."""
-
-    entry: Entry
-    output: str
-
-    @cached_property
-    def made_of(self) -> str:
-        """Losses and model, as text."""
-        return str([self.entry.settings["losses"], self.entry.settings["model"]])
-
-    def is_of(self, row: dict[str, Any]) -> bool:
-        """True if it holds a row's numbers, under its name, of a training as the row describes it."""
-        settings = self.entry.settings
-        return (
-            (self.entry.name.rpartition("/")[0], self.output) == (row["table"], row["output"])
-            and settings["data"]["dataset"] == row["dataset"]
-            and self.entry.label.startswith(row["row"])
-            and self.entry.cells[self.output] == row["percent"]
-            and self.entry.half_widths.get(self.output) == row.get("half_widths")
-            and facts(settings, self.output).items() >= row["facts"].items()
-            and all(
-                METHODS[word] in self.made_of
-                for word in METHODS
-                if re.search(rf"\b{re.escape(word)}", row["row"].lower())
-            )
-        )
+def is_of(entry: Entry, output: str, row: dict[str, Any]) -> bool:
+    """True if an output of an entry holds a row's numbers, under its name, of its dataset."""
+    return (
+        (entry.name.rpartition("/")[0], output) == (row["table"], row["output"])
+        and entry.settings["data"]["dataset"] == row["dataset"]
+        and entry.label.startswith(row["row"])
+        and entry.cells[output] == row["percent"]
+        and entry.half_widths.get(output) == row.get("half_widths")
+    )
 
 
-def losses_of(settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], float]]:
-    """Class, arguments and weight of each loss."""
-    for term in settings["losses"]:
-        name = term["loss"]["class_path"].rpartition(".")[2]
-        yield name, term["loss"].get("init_args") or {}, term.get("weight", 1)
-
-
-def facts(settings: dict[str, Any], output: str) -> dict[str, Any]:
-    """Facts that a paper's row states about its training, read from the settings."""
-    model = settings["model"]
-    found = {"trunk": model["trunk"], "width": model["embedding_size"], "orders": 1, "weight": 0}
-    for name, arguments, weight in losses_of(settings):
-        if name == "HORDELoss":
-            found["orders"] = arguments["order"]
-            if arguments.get("projections") in FIXED and output.startswith("order_"):
-                found["width"] = arguments["moment_dim"]
-        elif name == "EnergyConfusionRegularizer":
-            found["weight"] = weight
-        elif name == "JRDLoss":
-            found |= {"weight": arguments["similarity_weight"], "margin": arguments["margin"]}
-    return found
-
-
-CELLS = [Cell(entry, output) for entry in ENTRIES for output in entry.cells]
-
-
-def test_the_papers_report_173_rows_of_their_own_and_quote_89() -> None:
-    assert (len(OWN), len(QUOTED)) == (173, 89)
-    assert len(CELLS) == 173
-    assert len(TRAININGS) == 152 and {entry.name for entry in TRAININGS} > QUICK
+CELLS = [(entry, output) for entry in ENTRIES for output in entry.cells]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_is_one_cell_and_every_quoted_one_is_listed(name: str) -> None:
-    rows = [row for row in OWN if row["table"] == name]
-    cells = [cell for cell in CELLS if cell.entry.name.startswith(f"{name}/")]
-    found = {
-        json.dumps(row): [(cell.entry.name, cell.output) for cell in cells if cell.is_of(row)]
-        for row in rows
-    }
-    assert {row: cell for row, cell in found.items() if len(cell) != 1} == {}
-    assert len({cell for [cell] in found.values()}) == len(rows) == len(cells)
+    rows = [row for row in ROWS if row["table"] == name]
+    own = [row for row in rows if row["kind"] != "quoted"]
+    cells = [(entry, output) for entry, output in CELLS if entry.name.startswith(f"{name}/")]
+    found = [[f"{e.name} {output}" for e, output in cells if is_of(e, output, row)] for row in own]
+    assert [row for row, of in zip(own, found, strict=True) if len(of) != 1] == []
+    assert len({cell for [cell] in found}) == len(cells) == len(own)
     about = ("row", "dataset", "backbone", "embedding_dim")
     assert TABLES[name].quoted == [
         {key: row[key] for key in about if key in row} | row["percent"]
-        for row in QUOTED
-        if row["table"] == name
+        for row in rows
+        if row["kind"] == "quoted"
     ]
 
 
-def test_no_training_stands_there_twice() -> None:
-    """Two rows of the same settings are one training, except for its measurements."""
-    asides = ("label", "evaluation", "checkpoint_every")
-    seen: dict[str, str] = {}
-    for entry in TRAININGS:
-        settings = {key: value for key, value in entry.settings.items() if key not in asides}
-        name = seen.setdefault(json.dumps(settings, sort_keys=True), entry.name)
-        assert name == entry.name
-
-
 def test_a_training_measures_what_its_cells_need() -> None:
-    for cell in CELLS:
-        evaluation, output = cell.entry.settings["evaluation"], cell.output
+    for entry, output in CELLS:
+        evaluation = entry.settings["evaluation"]
         measured = ["embedding", *["descriptor"] * bool(evaluation.get("descriptor"))]
         measured += ["parts"] * (evaluation.get("parts") == 10)
         if evaluation.get("orders"):
-            last = facts(cell.entry.settings, output)["orders"]
-            measured += [f"order_{k}" for k in range(2, last + 1)]
+            order = entry.settings["losses"][0]["loss"]["init_args"]["order"]
+            measured += [f"order_{k}" for k in range(2, order + 1)]
         metrics = [f"recall_at_{k}" for k in evaluation["recall_at"]]
         if output == "embedding" and evaluation.get("clustering"):
             metrics += ["NMI", "F1"]
         if output == "parts" and evaluation.get("divergence"):
             metrics += ["ideal_joint_error", "h_divergence"]
-        assert output in measured, cell.entry.name
-        assert {*cell.entry.cells[output]} <= {*metrics}, cell.entry.name
+        assert output in measured, entry.name
+        assert {*entry.cells[output]} <= {*metrics}, entry.name
 
-
-# ------------------------------------------------------------------------------------------ built and trained
 
 PARSED: dict[str, Experiment] = {}
+NETWORKS: dict[str, EmbeddingModel] = {}
 
 
 def experiment_of(entry: Entry) -> Experiment:
@@ -193,60 +109,71 @@ def experiment_of(entry: Entry) -> Experiment:
     return replace(PARSED[key], losses=terms)
 
 
-def shrunk(entry: Entry, root: Path) -> Experiment:
-    """The same classes, small enough for two steps on a fake tree.
-
-    Images have 40 pixels and batches 8 of them, embeddings and moments are 16 wide, and the trunk is a tiny one
-    unless an ensemble cuts it by the names of its modules.
-    """
-    sizes = {"moment_dim": 16, "num_heads": 2, "milestones": [1]}
-
-    def small(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: sizes.get(key, small(inner)) for key, inner in value.items()}
-        return [small(inner) for inner in value] if isinstance(value, list) else value
-
+@functools.cache
+def built(name: str) -> dict[str, Any]:
+    """The facts of what the runner builds."""
+    entry = TRAININGS[name]
     experiment = experiment_of(entry)
-    model, data, optimization = experiment.model, experiment.data, experiment.optimization
-    if model.ensemble is None:
-        model = replace(model, trunk="test_resnet")
-    else:
-        reduced = model.ensemble.map_channels and 16
-        model = replace(model, ensemble=replace(model.ensemble, num_heads=2, map_channels=reduced))
-    if optimization.scheduler is not None:
-        scheduler = ClassSpec(small(optimization.scheduler.description))
-        optimization = replace(optimization, scheduler=scheduler)
-    samples = data.samples_per_class and 2
-    return replace(
-        experiment,
-        losses=[replace(t, loss=ClassSpec(small(t.loss.description))) for t in experiment.losses],
-        model=replace(model, embedding_size=16),
-        data=replace(
-            data, root=root, image_size=40, resize=44, batch_size=8, samples_per_class=samples
-        ),
-        optimization=replace(optimization, steps=2),
-    )
+    key = f"{experiment.model}"
+    with torch.device("meta"):
+        if key not in NETWORKS:
+            NETWORKS[key] = build_model(experiment.model, experiment.data)
+    network = NETWORKS[key]
+    classes = IMAGE_DATASETS[experiment.data.dataset].counts["train"][1]
+    with torch.device("cpu" if "MarginLoss" in str(entry.settings["losses"]) else "meta"):
+        loss = build_loss(experiment, network, classes)  # the start of MarginLoss's beta is read
+    optimizer, scheduler = build_optimizer(experiment.optimization, network, loss)
+    pretrained = entry.settings["model"]["trunk_args"]["pretrained"]
+    found = facts(experiment, network, loss, optimizer, scheduler)
+    return found | {"pretrained": "ImageNet" if pretrained else "nothing"}
 
 
-EACH_TRAINING = pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param(entry, id=entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
-        for entry in TRAININGS
-    ],
+def filled(value: Any, match: re.Match[str]) -> Any:
+    """A value of the sheet, with the groups of its regular expression."""
+    if isinstance(value, dict):
+        return {key: filled(inner, match) for key, inner in value.items()}
+    if isinstance(value, str) and "\\" in value:
+        return yaml.safe_load(match.expand(value))
+    return value
+
+
+def stated(entry: Entry) -> dict[str, Any]:
+    """Statements of the paper about an entry, by fact."""
+    paper, table, _ = entry.name.split("/")
+    about = f"{table} {entry.settings['data']['dataset']} {entry.label}"
+    found: dict[str, Any] = {}
+    for line in SHEET[paper]:
+        if (match := re.search(line.get("of", ""), about)) is not None:
+            for fact in [line["fact"]] if isinstance(line["fact"], str) else line["fact"]:
+                found.setdefault(fact, filled(line["value"], match))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in TABLES]
 )
+def test_what_is_built_is_what_the_paper_says_or_declared(name: str) -> None:
+    for entry in TABLES[name].entries:
+        said, found = stated(entry), built(entry.training)
+        differs, not_given = (
+            {fact: value for remark in entry.remarks[key] for fact, value in remark.facts.items()}
+            for key in ("differs", "not_given")
+        )
+        left_open = {fact for fact, value in said.items() if value == "not given"}
+        read = said.keys() & found.keys() - left_open
+        assert not_given.keys() == left_open, entry.name
+        assert {f for f in read if found[f] != said[f]} == differs.keys() & found.keys(), entry.name
+        for fact, value in (differs | not_given).items():
+            assert value is None or found.get(fact, value) == value, (entry.name, fact)
 
 
-@EACH_TRAINING
-def test_every_training_takes_two_steps(
-    entry: Entry, trees: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = entry.settings["data"]["dataset"]
-    info = IMAGE_DATASETS[name]
-    counts = info.read(trees[name]).counts()
-    monkeypatch.setitem(IMAGE_DATASETS, name, replace(info, counts=counts))
-    model, loss, moved = two_steps(shrunk(entry, trees[name]))
-    trained = [*dict(model.named_parameters()), *dict(loss.named_parameters(prefix="loss"))]
-    trunk = {key for key in trained if key.startswith("trunk.")}
-    # A residual branch that begins as zero has no gradient at first.
-    assert {*trained} - moved < trunk
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*TRAININGS, *PHOTOGRAPHS])
+def test_every_training_takes_a_step(name: str) -> None:
+    """On small images, and of a tiny trunk unless an ensemble cuts it by the names of its modules."""
+    experiment = experiment_of(read_entry(name))
+    model = experiment.model
+    if model.ensemble is None:
+        model = replace(model, trunk="test_resnet", batch_norm="train", frozen_stages=None)
+    data = replace(experiment.data, image_size=64, resize=None, cached_views=None)
+    try_one_step(replace(experiment, model=model, data=data))

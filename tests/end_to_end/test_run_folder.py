@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from PIL import Image
 
-from benchmarks.evaluation import Curves
-from benchmarks.records import load_run, write_json
+from benchmarks.records import write_json
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
 from tests.benchmarks.runs import finished, mark_unfinished
+from tests.support.fake_trees import write_pictures
 from tests.support.processes import TINY
 
 SHORT = (*TINY, "--optimization.steps=6", "--checkpoint_every=3", "--evaluation.every=4")
@@ -58,70 +58,34 @@ def test_what_a_finished_run_leaves(
     record = json.loads((done / "run.json").read_text())
     assert record["recipe"] == "glyphs/demo/binomial"
     assert record["config"] == yaml.safe_load((done / "config.yaml").read_text())
-    assert record["config"]["optimization"]["steps"] == 6
     assert record["config"]["optimization"]["optimizer"]["init_args"]["eps"] == 1e-8
     command = "ACCELERATE_USE_CPU=true python benchmarks/run.py --data.root="
     assert record["command"].startswith(command)
     assert set(record) >= {"commit", "dirty", "versions", "hardware", "seed", "started", "finished"}
     assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
-    assert record["wall_time_s"] > 0
-    assert list(record["metrics"]) == [
-        *(f"recall_at_{k}" for k in (1, 2, 4, 8)),
-        "mean_average_precision_at_r",
-        "r_precision",
-    ]
-    assert 0.05 < record["peak_memory_gib"]["host"] < 50
+    assert {"recall_at_1", "mean_average_precision_at_r", "r_precision"} <= {*record["metrics"]}
     assert set(record["files"]) == {
         *("config.yaml", "retrieval.npz", "records/evaluation.csv", "records/training.csv"),
     }
-    assert all(load_run(done).file(name).exists() for name in record["files"])
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
-    assert "<svg" in page
-    assert "data:image/png" in page
+    assert "<svg" in page and "data:image/png" in page
 
     # Again: refused without --resume, shown with it; other settings are refused.
-    line = said(*settings, f"--output={done}", status=2)
-    assert "already holds a run" in line
+    assert "already holds a run" in said(*settings, f"--output={done}", status=2)
     before = (done / "run.json").read_text()
     (done / "report.html").unlink()
-    assert main([*settings, f"--output={done}", "--resume"]) == 0
+    resumed = [*settings, f"--output={done}", "--resume"]
+    assert main(resumed) == 0
     assert (done / "report.html").read_text() == page
-    output = capsys.readouterr().out
-    assert "is finished" in output
-    assert "Recall@1" in output
+    assert "is finished" in capsys.readouterr().out
     assert (done / "run.json").read_text() == before
-    line = said(*settings, f"--output={done}", "--resume", "--seed=9", status=2)
-    assert "seed" in line
-    assert "was started with 0, not 9" in line
+    assert "was started with 0, not 9" in said(*resumed, "--seed=9", status=2)
     record["config"]["losses"][0]["loss"]["init_args"]["alpha"] = 3.0  # the default of that time
     write_json(done / "run.json", record)
-    line = said(*settings, f"--output={done}", "--resume", status=2)
-    assert "losses[0].loss.init_args.alpha: " in line
-    assert "was started with 3.0, not 2.0" in line
+    line = said(*resumed, status=2)
+    assert "losses[0].loss.init_args.alpha: " in line and "was started with 3.0, not 2.0" in line
     (done / "run.json").write_text(before)
-
-
-def test_terms_of_the_loss_and_ratios_are_recorded(settings: list[str], tmp_path: Path) -> None:
-    term = "{loss: {class_path: pml_regularizers.BinomialDevianceLoss}, weight: %s}"
-    losses = f"[{term % 1.0}, {term % 0.5}]"
-    steps = ["--optimization.steps=10", "--diagnose_every=5"]
-    finished([*settings, f"--losses={losses}", *steps], tmp_path / "run")
-    tables = ("terms", "training", "gradient_ratios")
-    terms, whole, ratios = (read_table(tmp_path / "run" / "records", name) for name in tables)
-    assert ratios["step"] == [5, 10]
-    assert terms.pop("step") == [10]
-    [first], [second] = (terms[f"BinomialDevianceLoss{number}"] for number in ("", "_1"))
-    assert second == pytest.approx(first / 2)
-    assert first + second == pytest.approx(whole["loss"][-1])
-    assert not (tmp_path / "run" / "report.html").exists()  # --report=false
-
-
-def unfinished(done: Path, folder: Path) -> Path:
-    """A copy of a finished run, as it was before its end."""
-    shutil.copytree(done, folder)
-    mark_unfinished(folder)
-    return folder
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -132,75 +96,68 @@ def contents(folder: Path) -> dict[Path, bytes]:
     }
 
 
-def rename(path: Path, state: object) -> None:
-    """A checkpoint of something else, whose name bears the SHA-256 of its bytes."""
-    torch.save(state, path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.rename(path.with_name(f"{path.name[:14]}-{digest}.pt"))
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def move(path: Path) -> None:
-    state = torch.load(path)
-    state["run"]["config"]["optimization"]["learning_rate"] = 7.0
-    rename(path, state)
+def empty(path: Path) -> None:
+    """No network; the name bears the SHA-256 of the bytes."""
+    torch.save(torch.load(path) | {"model": {}}, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.rename(path.with_name(f"{path.name[:14]}-{digest}.pt"))
 
 
-BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "one bit": (flip, "damaged (its SHA-256 is not the one in its name)"),
-    "another setting": (move, "is of a run with optimization.learning_rate: 7.0, expected 0.003"),
-    "other shapes": (
-        lambda path: rename(path, torch.load(path) | {"model": {}}),
-        "does not fit the network",
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (flip, r"damaged \(its SHA-256 is .*; delete it to continue from step_000000003-"),
+        (empty, "the checkpoint does not fit the network"),
+    ],
+)
 def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
-    bad: str, settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
+    spoil: Callable[[Path], None],
+    expected: str,
+    settings: list[str],
+    done: Path,
+    said: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
-    spoil, expected = BAD[bad]
-    folder = unfinished(done, tmp_path / "run")
-    [*_, last] = saved_checkpoints(folder)
-    spoil(last)
+    folder = shutil.copytree(done, tmp_path / "run")
+    mark_unfinished(folder)
+    spoil(saved_checkpoints(folder)[-1])
     before = contents(folder)
     line = said(*settings, f"--output={folder}", "--resume", status=2)
-    assert f"{folder / 'checkpoints'}" in line
-    assert expected in line
-    assert "does not fit" in line or "delete it to continue from step_000000003-" in line
+    assert f"{folder / 'checkpoints'}" in line and re.search(expected, line)
     assert contents(folder) == before
 
 
-SGD = "{class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}"
+ONE_STEP = "--optimization.steps=1"
+SGD = (
+    "--optimization.optimizer={class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}",
+    "--optimization.scheduler=null",
+)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["--optimization.learning_rate=1e30"], ["the loss is nan at step", "images ["]),
-        (["--optimization.learning_rate=1e38", "--optimization.steps=1"], ["NaN or inf for"]),
         (
-            [
-                *(f"--optimization.optimizer={SGD}", "--optimization.learning_rate=1e20"),
-                *("--optimization.scheduler=null", "--optimization.steps=1"),
-            ],
-            ["is not finite after step 1"],
+            ["--optimization.learning_rate=1e30", "--optimization.steps=2"],
+            "the loss is nan at step",
         ),
+        (["--optimization.learning_rate=1e38", ONE_STEP], "NaN or inf for"),
+        ([*SGD, ONE_STEP, "--optimization.learning_rate=1e20"], "is not finite after step 1"),
     ],
     ids=["loss", "embeddings", "weights"],
 )
 def test_numbers_that_are_not_finite_fail_in_one_line(
-    settings: list[str], words: list[str], data: str, said: Callable[..., str], tmp_path: Path
+    settings: list[str], words: str, data: str, said: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     line = said(data, *TINY, *settings, "--report=false", f"--output={folder}", status=1)
-    assert all(word in line for word in words)
+    assert words in line
     record = json.loads((folder / "run.json").read_text())
     assert (record["status"], record["diverged"]) == ("failed", True)
     assert f"error: {record['error']}" == line
@@ -236,31 +193,23 @@ def test_a_full_disk_is_one_line(
     assert finished([*settings, "--resume"], folder)["error"] is None
 
 
-def test_a_replaced_image_is_not_trained_on(
-    said: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a format whose files have one size, too; a copy of the folder is the same images."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    images, other = tmp_path / "images", Image.new("RGB", (24, 24), "red")
-    for name in range(4):
-        (images / f"class{name}").mkdir(parents=True)
-        for i in range(4):
-            Image.effect_noise((24, 24), 50).convert("RGB").save(
-                images / f"class{name}" / f"{i}.bmp"
-            )
+def test_a_replaced_image_is_not_trained_on(said: Callable[..., str], tmp_path: Path) -> None:
+    """Of the same size, too; a copy of the folder is the same images."""
+    photographs = [f"{name}/{i}.jpg" for name in "abcd" for i in range(4)]
+    write_pictures(tmp_path / "images", photographs, different=16)
     settings = [*SHORT, "--data.dataset=folder", "--data.image_size=32", "--data.num_workers=0"]
     settings += ["--data.batch_size=4", "--data.samples_per_class=2"]
-    finished([f"--data.root={images}", *settings], tmp_path / "run")
+    finished([f"--data.root={tmp_path / 'images'}", *settings], tmp_path / "run")
     mark_unfinished(tmp_path / "run")
-    copy = shutil.copytree(images, tmp_path / "copy")
-    size = (copy / "class0" / "0.bmp").stat().st_size
-    other.save(copy / "class0" / "0.bmp")
-    assert (copy / "class0" / "0.bmp").stat().st_size == size
-    again = [*settings, f"--output={tmp_path / 'run'}", "--resume", "--report=false"]
-    line = said(f"--data.root={copy}", *again, status=2)
+    copy = shutil.copytree(tmp_path / "images", tmp_path / "copy")
+    again = [f"--data.root={copy}", *settings, f"--output={tmp_path / 'run'}", "--resume"]
+    image = copy / "a" / "0.jpg"
+    whole = image.read_bytes()
+    image.write_bytes(whole[:25] + bytes([whole[25] ^ 1]) + whole[26:])  # of the quantisation
+    line = said(*again, "--report=false", status=2)
     assert line.startswith("error: data.root: an image is not the one")
-    shutil.copy(images / "class0" / "0.bmp", copy / "class0" / "0.bmp")
-    assert main([f"--data.root={copy}", *again]) == 0
+    image.write_bytes(whole)
+    assert main([*again, "--report=false"]) == 0
 
 
 def test_a_folder_with_other_files_is_left_alone(
@@ -285,17 +234,3 @@ def test_a_run_killed_before_its_first_record_can_be_started_again(
     record = finished([data, *TINY, "--optimization.steps=1", "--resume"], folder)
     assert record["status"] == "finished"
     assert not any(path.exists() for path in left)
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_again(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = [*settings, "--checkpoint_every=6", "--evaluation.every=2"]
-    point = Curves.point
-    with monkeypatch.context() as patch:
-        patch.setattr(Curves, "point", lambda self, step: 1 / 0 if step else point(self, step))
-        with pytest.raises(ZeroDivisionError):
-            finished(settings, tmp_path / "run")
-    assert read_table(tmp_path / "run" / "records", "evaluation")["step"] == [0]
-    finished([*settings, "--resume"], tmp_path / "run")
-    assert read_table(tmp_path / "run" / "records", "evaluation")["step"] == [0, 2, 4, 6]

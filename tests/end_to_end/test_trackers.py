@@ -1,7 +1,6 @@
 """Accelerate's trackers get the rows of the record, neither more nor fewer."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ class Kept(tracking.GeneralTracker):
 
     def __init__(self, run_name: str) -> None:
         super().__init__()
-        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
         self.config: dict[str, Any] = {}
         self.ended = False
         self.runs.append(self)
@@ -40,7 +39,6 @@ class Kept(tracking.GeneralTracker):
         self.config = values
 
     def log(self, values: dict[str, float], step: int | None, **kwargs: Any) -> None:
-        assert step is not None
         self.rows.append((step, values))
 
     def finish(self) -> None:
@@ -54,21 +52,11 @@ class Refusing(Kept):
         raise ConnectionError("no account")
 
 
-class Failing(Kept):
-    name = "failing"
-
-    def log(self, values: dict[str, float], step: int | None, **kwargs: Any) -> None:
-        raise ConnectionError("gone")
-
-
 @pytest.fixture(autouse=True)
-def trackers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+def trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kept, "runs", [])
-    for kind in (Kept, Refusing, Failing):
+    for kind in (Kept, Refusing):
         monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, kind.name, kind)
-    yield
-    forget()
 
 
 @pytest.fixture
@@ -80,67 +68,59 @@ def settings(data: str) -> list[str]:
     ]
 
 
-def tables(folder: Path) -> dict[tuple[int, str], float]:
-    """The numbers of the csv files, by step and TABLE/NAME."""
-    found = {}
-    for path in (folder / "records").glob("*.csv"):
-        columns = read_table(folder / "records", path.stem)
-        steps = columns.pop("step")
-        for name, values in columns.items():
-            found |= {
-                (int(s), f"{path.stem}/{name}"): x for s, x in zip(steps, values, strict=True)
-            }
-    return found
-
-
 def test_the_rows_of_a_tracker_are_those_of_the_record(settings: list[str], tmp_path: Path) -> None:
     record = finished([*settings, "--trackers=[kept]"], tmp_path / "run")
     (kept,) = Kept.runs
     got = {(step, name): value for step, row in kept.rows for name, value in row.items()}
     test = {name: got.pop((10, f"test/{name}")) for name in record["metrics"]}
     assert test == record["metrics"]
-    expected = tables(tmp_path / "run")
-    assert {name.partition("/")[0] for _, name in expected} == {"training", "terms", "evaluation"}
+    expected = {}
+    for table in ("training", "terms", "evaluation"):
+        columns = read_table(tmp_path / "run" / "records", table)
+        steps = columns.pop("step")
+        for name, values in columns.items():
+            expected |= {(s, f"{table}/{name}"): x for s, x in zip(steps, values, strict=True)}
     assert got == expected
     steps = [step for step, _ in kept.rows]
     assert steps == sorted(steps)
-    assert kept.config["optimization.steps"] == 10 and kept.ended
-    json.dumps(kept.config)
+    assert json.loads(json.dumps(kept.config))["optimization.steps"] == 10 and kept.ended
 
     # They are no part of what a run computes: it goes on without them.
-    plain, tracked = (
-        Job([*settings, *more], tmp_path, tmp_path / "log", "run")
-        for more in ([], ["--trackers=[kept]"])
-    )
-    assert plain.digest == tracked.digest
-    assert plain.config["trackers"] == []
     mark_unfinished(tmp_path / "run")
     assert finished([*settings, "--resume"], tmp_path / "run")["metrics"] == record["metrics"]
     assert len(Kept.runs) == 1
+    both = (
+        Job([*settings, *more], tmp_path, tmp_path / "log", "run")
+        for more in ([], ["--trackers=[kept]"])
+    )
+    assert len({job.digest for job in both}) == 1
 
 
 def test_a_tracker_that_cannot_start(
     settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = ", ".join(tracking.LOGGER_TYPE_TO_CLASS)
     for name, said in {
-        "wandbb": f"trackers: Accelerate has no 'wandbb'; it has {known}",
-        "aim": "trackers: aim is not installed; pip install aim, or leave it out",
-        "refusing": "trackers: refusing does not start: ConnectionError: no account; set it up as",
+        "wandbb": "Accelerate has no 'wandbb'; it has ",
+        "aim": "aim is not installed",
+        "refusing": "refusing does not start: ConnectionError: no account",
     }.items():
         forget()
         folder = tmp_path / name
         assert main([*settings, f"--trackers=[kept, {name}]", f"--output={folder}"]) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {said}")
+        assert capsys.readouterr().err.startswith(f"error: trackers: {said}")
         assert not (folder / "run.json").exists()
     assert [run.ended for run in Kept.runs] == [True, False]
 
 
 def test_a_tracker_that_fails_leaves_the_run_alone(
-    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    record = finished([*settings, "--trackers=[failing]"], tmp_path / "run")
-    assert record["status"] == "finished"
-    said = "trackers: ConnectionError: gone; they get no more rows, records/ has them\n"
-    assert capsys.readouterr().out.count(said) == 1
+    def gone(*arguments: Any, **others: Any) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(Kept, "log", gone)
+    finished([*settings, "--trackers=[kept]"], tmp_path / "run")
+    assert capsys.readouterr().out.count("trackers: ConnectionError: gone") == 1

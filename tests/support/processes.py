@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +54,24 @@ def environment() -> dict[str, str]:
     return {**os.environ, **settings}
 
 
-def start(
-    arguments: Sequence[str],
-    processes: int = 1,
-    *,
-    script: Path = RUN,
-    variables: Mapping[str, str] | None = None,
-    **options: object,
-) -> subprocess.Popen[str]:
-    """Start a run; its output is captured."""
+def popen(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a command; its output is captured."""
     return subprocess.Popen(
-        command(arguments, processes, script),
-        env=environment() | dict(variables or {}),
+        words,
+        env=environment(),
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
+
+
+def start(
+    arguments: Sequence[str], processes: int = 1, script: Path = RUN, **options: Any
+) -> subprocess.Popen[str]:
+    """Start a run; its output is captured."""
+    return popen(command(arguments, processes, script), **options)
 
 
 def run(arguments: Sequence[str], processes: int = 1, **options: Any) -> str:
@@ -85,3 +86,12 @@ def rows(folder: Path) -> int:
     """Steps that a run has logged so far."""
     path = folder / "records" / "training.csv"
     return len(path.read_text().splitlines()) - 1 if path.exists() else 0
+
+
+def wait_for_rows(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    """Wait until a run has logged so many steps; fails if it ends before."""
+    deadline = time.monotonic() + TIMEOUT
+    while rows(folder) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{rows(folder)} of {count} steps after {TIMEOUT} s"
+        time.sleep(0.02)

@@ -45,23 +45,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network and images are not what is attacked."""
+def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run. Network and images, which are not what is attacked, are built once."""
     made: list[Any] = []
     build = training.build_parts
 
     def parts(*arguments: Any) -> Any:
         if not made:
-            made.append(build(*arguments))
-        model, datasets, loss, sampler = made[0]
+            made.extend(build(*arguments))
+        model, datasets, loss, sampler = made
         model, loss, sampler = deepcopy((model, loss, sampler))
         return model, datasets, loss, sampler
 
     monkeypatch.setattr(training, "build_parts", parts)
-
-
-@pytest.fixture
-def whole(built_once: None, data: str, tmp_path: Path) -> Path:
     assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
     return tmp_path / "whole"
 

@@ -35,7 +35,7 @@ HARMS = {
 
 
 class Watch:
-    """Record of the events while it is on; Python cannot remove an audit hook. What hangs fails."""
+    """Record of the events while a folder is allowed; Python cannot remove an audit hook. What hangs fails."""
 
     def __init__(self) -> None:
         self.allowed: Path | None = None
@@ -45,14 +45,11 @@ class Watch:
     def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.allowed is None:
             return
-        writes = event == "open" and (
-            isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-        )
-        if not writes and event not in HARMS:
-            return
-        place = str(arguments[0]) if arguments else ""
-        if not place.startswith((str(self.allowed), "/dev/")) and "__pycache__" not in place:
-            self.seen.append(f"{event} {arguments}")
+        mode = arguments[1] if event == "open" else ""
+        if event in HARMS or (isinstance(mode, str) and set(mode) & set("wax+")):
+            place = str(arguments[0]) if arguments else ""
+            if not place.startswith((str(self.allowed), "/dev/")) and "__pycache__" not in place:
+                self.seen.append(f"{event} {arguments}")
 
     @contextmanager
     def on(self, allowed: Path) -> Iterator[None]:
@@ -107,14 +104,13 @@ def loaded(trusted: bool) -> list[str]:
 
 def drawn_description(draw: random.Random, base: Any = None) -> Any:
     """A description of a class: any, or one that was right with an argument that is not."""
-    if base is None or draw.random() < 0.5:
-        arguments = {
-            draw.choice(("args", "loss", "x")): drawn_value(draw) for _ in range(draw.randrange(3))
-        }
-        return {"class_path": draw.choice(loaded(draw.random() < 0.8)), "init_args": arguments}
-    arguments = dict(base.get("init_args") or {})
-    name = draw.choice([*arguments, "num_classes", "distance"])
-    return {**base, "init_args": arguments | {name: drawn_value(draw)}}
+    if base is not None and draw.random() < 0.5:
+        arguments = dict(base.get("init_args") or {})
+        name = draw.choice([*arguments, "num_classes", "distance"])
+        return {**base, "init_args": arguments | {name: drawn_value(draw)}}
+    names = draw.choices(("args", "loss", "x"), k=draw.randrange(3))
+    arguments = {name: drawn_value(draw) for name in names}
+    return {"class_path": draw.choice(loaded(draw.random() < 0.8)), "init_args": arguments}
 
 
 def drawn_value(draw: random.Random) -> Any:
