@@ -9,6 +9,7 @@ from .images import (
     build_tested as build_tested,
     image_size as image_size,
     image_views as image_views,
+    list_images as list_images,
     show_to as show_to,
 )
 from .network import (

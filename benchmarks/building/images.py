@@ -95,11 +95,12 @@ def _splits(data: Data, seed: int, default: float | None) -> Callable[..., Glyph
         size = data.image_size or GLYPHS_SIZE
         make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
     else:
-        make = partial(ImageSet, _listing(data, default), views=UNSEEN)
+        make = partial(ImageSet, list_images(data, default), views=UNSEEN)
     return partial(make, fold=data.fold, folds=data.folds)
 
 
-def _listing(data: Data, default: float | None) -> Listing:
+def list_images(data: Data, default: float | None = None) -> Listing:
+    """The photographs of a dataset; arguments and errors of `build_tested`, without the names of settings."""
     if data.dataset == "folder":
         chosen = default if data.test_classes is None else data.test_classes
         return folder.read(data.root, chosen, data.class_level)

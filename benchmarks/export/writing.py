@@ -13,13 +13,12 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
+from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
-from benchmarks.datasets import IMAGE_DATASETS, table
-from benchmarks.datasets import folder as image_folder
 from benchmarks.export.card import THRESHOLDS, card, preprocessing
 from benchmarks.export.trained import Trained, load_trained, thresholds_of_another
-from benchmarks.records import load_run, write_json
-from benchmarks.settings import ConfigError
+from benchmarks.records import write_json
+from benchmarks.settings import ConfigError, parse
 from pml_regularizers import EmbeddingHead
 
 SAME = 1e-4
@@ -68,16 +67,9 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
 
 def example_query(run: Path) -> list[str]:
     """The folder of images that a run was made with, and one of them; none if they are not there."""
-    config = load_run(run).info["config"]["data"]
-    name, root = config["dataset"], Path(config["root"])
-    with suppress(KeyError, TypeError, ValueError, OSError):  # Glyphs are drawn
-        if name == "folder":
-            listing = image_folder.read(root, 0.5, config.get("class_level"))
-        elif name == "table":
-            known = bool(config.get("known_classes"))
-            listing = table.read(Path(config["table"]), root, known_classes=known)
-        else:
-            listing = IMAGE_DATASETS[name].read(root)
+    with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
+        settings = [f"--config={run / 'config.yaml'}", "--model.weights=null"]
+        listing = building.list_images(parse(settings).experiment.data)
         if (query := listing.root / listing.paths[0]).is_file():
             return [str(listing.root), str(query)]
     return []

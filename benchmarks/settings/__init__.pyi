@@ -31,6 +31,7 @@ from .experiment import (
 from .recipe_files import (
     Entry as Entry,
     RecipeTable as RecipeTable,
+    is_recipe as is_recipe,
     read_entry as read_entry,
     read_table as read_table,
     recipe_names as recipe_names,

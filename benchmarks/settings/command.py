@@ -113,8 +113,7 @@ def _settings(
                 _parsed.clear()
                 _stages.clear()
             _stages[layered] = stages
-            # An option for a whole group may name a file, which may change.
-            if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in others):
+            if not any(map(_may_name_a_file, others)):
                 _parsed[key] = parsed
     except ConfigError:
         raise
@@ -126,6 +125,12 @@ def _settings(
         place = config[groups[0]] if groups else config
         settings[name], place[last] = value, str(value) if isinstance(value, Path) else value
     return stages, settings, config
+
+
+def _may_name_a_file(option: str) -> bool:
+    """True for an option of a whole group that is not its content: a file may change."""
+    name, _, value = option.removeprefix("--").partition("=")
+    return name in GROUPS and not value.startswith("{")
 
 
 def _without_plain(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

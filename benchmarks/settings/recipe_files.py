@@ -93,6 +93,12 @@ def recipe_names() -> list[str]:
     return [f"{table}/{row}" for table, content in tables.items() for row in content["trainings"]]
 
 
+def is_recipe(name: str) -> bool:
+    """True if there is an entry of this name; reads its table alone."""
+    table, _, row = name.rpartition("/")
+    return table in table_names() and row in _content(table)["trainings"]
+
+
 def read_table(name: str) -> RecipeTable:
     """Read PAPER/TABLE, or the rows of it that PAPER/TABLE/PATTERN names; a ConfigError if there are none."""
     name, pattern = name.rsplit("/", 1) if name.count("/") == 2 else (name, None)

@@ -32,7 +32,7 @@ import jsonargparse
 
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Points, PositiveInt
-from benchmarks.settings.recipe_files import RECIPES, read_entry, recipe_names
+from benchmarks.settings.recipe_files import RECIPES, is_recipe, read_entry
 from benchmarks.settings.yaml_files import read_yaml
 
 STUDIES = RECIPES / "studies"
@@ -248,12 +248,12 @@ def _faults(study: StudyFile) -> Iterator[str]:
         yield "seeds: more and wider_than belong together; give both, or neither"
     if not study.comparisons:
         yield "comparisons: expected at least one"
-    recipes, above = recipe_names(), []
+    above: list[str] = []
     for name, row in study.rows.items():
         at = f"rows.{name}"
         if not re.fullmatch(r"\w[\w.-]*", name):
             yield f"rows: {name!r} is a folder's name, too; expected letters, digits, . _ and -"
-        if row.recipe not in recipes:
+        if not is_recipe(row.recipe):
             yield f"{at}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
         for other in row.takes:
             if other not in above:

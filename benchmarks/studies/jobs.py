@@ -19,6 +19,7 @@ from benchmarks.settings import (
     ConfigError,
     changes_of_results,
     digest,
+    is_recipe,
     parse,
     read_entry,
     recipe_names,
@@ -160,10 +161,12 @@ def check_settings(settings: Sequence[str], ours: Sequence[str] = ()) -> None:
 def trainings(patterns: Sequence[str]) -> list[str]:
     """The distinct trainings of entries, tables and patterns, in their order."""
     found: dict[str, None] = {}
-    everything = recipe_names()
     for pattern in patterns:
-        names = fnmatch.filter(everything, pattern) or fnmatch.filter(everything, f"{pattern}/*")
-        found |= dict.fromkeys(read_entry(name).training for name in names or [pattern])
+        names = [pattern]
+        if not is_recipe(pattern):  # all tables are slow to read
+            every = recipe_names()
+            names = fnmatch.filter(every, pattern) or fnmatch.filter(every, f"{pattern}/*") or names
+        found |= dict.fromkeys(read_entry(name).training for name in names)
     return list(found)
 
 

@@ -17,7 +17,8 @@ from torch.nn.functional import normalize
 from benchmarks.evaluation import load_network
 from benchmarks.export.trained import embed
 from benchmarks.export.writing import example_query
-from benchmarks.records.files import read_json, write_json
+from benchmarks.records.files import write_json
+from benchmarks.settings import dump, read_yaml
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, views
 from tests.support.processes import ROOT
 
@@ -110,9 +111,9 @@ def test_the_example_shows_the_images_upright(exported, tmp_path, search):
 
 
 def test_no_search_is_printed_without_images(run):
-    record = read_json(run / "run.json")
-    record["config"]["data"]["root"] = str(run / "gone")
-    write_json(run / "run.json", record)
+    settings = read_yaml(run / "config.yaml")
+    settings["data"]["root"] = str(run / "gone")
+    (run / "config.yaml").write_text(dump(settings))
     assert example_query(run) == []
 
 
