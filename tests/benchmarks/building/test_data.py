@@ -1,23 +1,17 @@
-"""Training and test images of an experiment, and whole runs on photographs."""
+"""Training and test images of an experiment."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks.building import images
 from benchmarks.building.images import build_datasets, image_size, image_views, show_to
-from benchmarks.run import main
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
-from tests.support.fake_trees import inshop
 
 
 class Trunk(nn.Module):
@@ -113,43 +107,3 @@ def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
     fair = replace(data, draw_classes=True)
     kept = [build_datasets(fair, seed=seed, fair=True).validation for seed in (3, 4)]
     assert kept[0].class_names == kept[1].class_names
-
-
-# --------------------------------------------------------------------------------------- whole runs
-
-SETTINGS = [
-    "--recipe=images/resnet50/binomial",
-    "--model.trunk=test_convnext",
-    "--model.trunk_args={}",
-    "--model.embedding_size=8",
-    "--data.image_size=32",
-    "--data.batch_size=8",
-    "--data.samples_per_class=2",
-    "--optimization.steps=2",
-    "--evaluation.every=0",
-    "--data.num_workers=0",
-]
-
-
-def test_a_run_against_a_small_gallery_from_a_file_of_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gallery has fewer images than the report shows neighbours."""
-    root = inshop.write(tmp_path / "data", inshop.few_photos(12, 2))
-    counts = {"train": (36, 12), "query": (4, 2), "gallery": (2, 2)}
-    info = images.IMAGE_DATASETS["inshop"]
-    monkeypatch.setitem(images.IMAGE_DATASETS, "inshop", replace(info, counts=counts))
-    weights = tmp_path / "weights.pth"
-    torch.save(timm.create_model("test_convnext", num_classes=3).state_dict(), weights)
-    output = tmp_path / "run"
-    arguments = ["--data.dataset=inshop", f"--data.root={root}", f"--model.weights={weights}"]
-    assert main([*SETTINGS, *arguments, f"--output={output}"]) == 0
-    record = json.loads((output / "run.json").read_text())
-    assert record["data"]["layout"] == "img"
-    assert record["data"]["test_images"] == 6
-    assert record["weights"]["file"] == "weights.pth"
-    assert len(record["weights"]["sha256"]) == 64
-    with np.load(output / "retrieval.npz") as shown:
-        assert all("front" in name for name in shown["query_names"])
-        assert shown["neighbour_images"].shape == (8, 2, 32, 32, 3)
-    assert "data:image/png" in (output / "report.html").read_text()

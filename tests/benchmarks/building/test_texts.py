@@ -11,7 +11,6 @@ import pytest
 from torch import nn
 
 from benchmarks.building.class_paths import build
-from benchmarks.run import main
 from benchmarks.settings import ConfigError
 
 
@@ -89,39 +88,3 @@ def test_nan_is_no_number(name: str, trusting: Callable[..., None]) -> None:
     trusting(__name__)
     with pytest.raises(ConfigError, match=f"{name}.*: expected a number, got nan"):
         built(**{name: [0.5, nan] if name == "pair" else nan})
-
-
-HORDE = (
-    "{class_path: pml_regularizers.HORDELoss, init_args: {loss: "
-    "{class_path: pml_regularizers.BinomialDevianceLoss, init_args: {balanced: 'false'}}}}"
-)
-MISREAD = {
-    "betas": (
-        "--optimization.optimizer={class_path: torch.optim.Adam, init_args: {betas: ['0.9', 1]}}",
-        "betas[0]",
-    ),
-    "inner loss": (f"--losses=[{{loss: {HORDE}}}]", "loss.init_args.loss.init_args.balanced"),
-    "trunk": ('--model.trunk_args={a: {b: ["0.5"]}}', "model.trunk_args.a.b[0]"),
-    "trunk, the group's file": ("--model=c.yaml", "model.trunk_args.pretrained: expected a value"),
-    "overrides": (
-        '--optimization.overrides={"model.head": {"lr": 0.1, "maximize": "off"}}',
-        "optimization.overrides.model.head.maximize: expected a value",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISREAD)
-def test_a_misread_text_is_one_line_and_status_2(
-    name: str,
-    glyphs_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    argument, expected = MISREAD[name]
-    Path("c.yaml").write_text("trunk_args: {pretrained: 'false'}")
-    assert main(["--recipe=glyphs/demo/binomial", f"--data.root={glyphs_root}", argument]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and expected in line
-    assert [*tmp_path.iterdir()] == [tmp_path / "c.yaml"]

@@ -12,7 +12,7 @@ import yaml
 from benchmarks.building import build, resolved
 from benchmarks.building.class_paths import DESCRIBED
 from benchmarks.run import main
-from benchmarks.settings import ConfigError, parse
+from benchmarks.settings import ConfigError
 
 HOSTILE = """
 from pathlib import Path
@@ -101,11 +101,6 @@ def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..
     for path in ("hostile.Loss", "torchvision.models.ResNet", "ours.hos.Loss"):
         with pytest.raises(ConfigError, match="add --trust"):
             build({"class_path": path}, "losses[0].loss")
-
-
-def test_a_file_trusts_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trust: belongs on the command line"):
-        parse([config(tmp_path, {"trust": ["hostile"]})])
 
 
 def test_a_run_resumes_with_its_trust(

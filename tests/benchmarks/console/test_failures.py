@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from benchmarks.console import keep_memory, machine_failure
 from benchmarks.run import _told
 from benchmarks.settings import parse
-from benchmarks.training import trial
 from tests.support.processes import environment
 
 MEMORY, WORKERS = "--data.batch_size", "--data.num_workers 0"
@@ -79,11 +78,3 @@ def test_memory_is_kept_unless_the_environment_says_otherwise(monkeypatch):
     assert keep_memory()
     monkeypatch.setenv("MALLOC_MMAP_MAX_", "9")
     assert not keep_memory()
-
-
-def test_a_run_on_a_cpu_keeps_its_memory(monkeypatch):
-    calls: list[bool] = []
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(trial, "keep_memory", lambda: calls.append(True))
-    trial.start(parse([]).experiment)
-    assert calls == [True]

@@ -1,13 +1,11 @@
 """Files and folders that several processes write at once."""
 
-import os
-import stat
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks.console import InUseError, OwnedFolder, alone, replace_file, replacing
+from benchmarks.console import InUseError, OwnedFolder, alone, replacing
 from tests.support.processes import ROOT, TIMEOUT
 
 COUNTER = """
@@ -21,15 +19,6 @@ for i in range(20):
     with OwnedFolder(folder, patience=math.inf), alone(count, wait=True):
         count.write_text(str(int(count.read_text()) + 1))
 """
-
-
-def test_others_may_read_what_is_written(tmp_path):
-    mask = os.umask(0o027)
-    try:
-        replace_file(tmp_path / "file", b"1")
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
 def test_an_interrupted_file_leaves_the_old_one(tmp_path):

@@ -69,17 +69,6 @@ def write_folder(root: Path, *paths: str) -> Path:
     return root
 
 
-def test_classes_of_one_image_must_not_be_all(command, tmp_path):
-    """A batch has no pair of them, and a search with one of them finds nothing."""
-    write_folder(tmp_path / "photos", "a/1.png", "a/2.png", "b/1.png", "c/1.png", "d/1.png")
-    (tmp_path / "test.txt").write_text("c\nd\n")
-    listed = ("--data.test_classes", tmp_path / "test.txt")
-    status, output = command("folder", "--data.root", tmp_path / "photos", *listed)
-    assert (status, failed(output)) == (1, ["one image"])
-    said = "2 of 2 classes to test on, 1 of 2 classes to train on have one image"
-    assert said in table(output)["one image"]
-
-
 def test_a_folder_of_ones_own_is_checked(command, tmp_path, capsys):
     write_folder(tmp_path, *(f"{name}/{i}.png" for name in ("A/a", "A/b", "C/c/d") for i in (1, 2)))
     arguments = ("folder", "--data.root", tmp_path)

@@ -89,16 +89,6 @@ def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, caches,
     assert dataclasses.replace(listing).content == before
 
 
-def test_a_young_file_is_read_again(listing, tmp_path, caches, monkeypatch):
-    """A second change within a clock's tick leaves no trace."""
-    monkeypatch.setattr(contents, "YOUNG", math.inf)
-    before = listing.content
-    assert not [*caches.rglob("*.json")]
-    monkeypatch.setattr(contents, "_facts", lambda found: [1])
-    (tmp_path / "b.jpg").write_bytes(b"other")
-    assert dataclasses.replace(listing).content != before
-
-
 def test_no_path_leads_out_of_the_folder(tmp_path):
     for path in ("../a.jpg", "/etc/a.jpg", "x/../../a.jpg"):
         with pytest.raises(DatasetError, match=f"{tmp_path}: the name {path!r} .*leads out of the"):

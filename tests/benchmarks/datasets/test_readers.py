@@ -35,15 +35,6 @@ def rows(listing: Listing) -> list[tuple[str, str, str]]:
     return list(zip(listing.paths, listing.classes, listing.parts, strict=True))
 
 
-def test_published_numbers():
-    """Images and classes of the whole datasets, as their authors state them."""
-    stated = {"cub": (11_788, 200), "cars": (16_185, 196), "sop": (120_053, 22_634)}
-    for name, whole in stated.items():
-        assert tuple(map(sum, zip(*IMAGE_DATASETS[name].counts.values(), strict=True))) == whole
-    (train, items), (queries, of), (gallery, _) = IMAGE_DATASETS["inshop"].counts.values()
-    assert (train + queries + gallery, items + of) == (52_712, 7_982)
-
-
 @pytest.mark.parametrize("layout", SMALL)
 def test_a_small_tree_has_all_files_but_is_not_the_published_dataset(layout, tmp_path):
     """The root may be a folder above."""
@@ -69,13 +60,6 @@ def test_rows_of_cub(tmp_path):
     lines = (folder / "images.txt").read_text().splitlines()
     (folder / "images.txt").write_bytes(("\ufeff" + "\r\n".join([*lines, "", ""])).encode())
     assert read("CUB_200_2011", tmp_path) == listing
-
-
-def test_rows_of_sop(tmp_path):
-    found = rows(read("Stanford_Online_Products", sop.write(tmp_path)))
-    assert found[0] == ("lamp_final/111085000001_0.JPG", "00001", "train")
-    assert found[-1] == ("lamp_final/111085011325_2.JPG", "11325", "test")
-    assert [part for _, _, part in found] == ["train"] * 34 + ["test"] * 21
 
 
 @pytest.mark.parametrize(
@@ -114,19 +98,6 @@ def test_rows_of_inshop(images, flat, tmp_path):
     assert rows(listing) == [(f"{size}/{p.path}", p.item_id, p.status) for p in photos]
     assert (listing.layout, listing.root) == (size, tmp_path / ("" if flat else "Img"))
     assert listing.fingerprint
-
-
-def test_several_layouts_of_cars(tmp_path):
-    """The owners' comes first, but for a devkit beside the combined images, which has no images of its own."""
-    for layout in reversed(cars.LAYOUTS):
-        cars.write(tmp_path, layout)
-    assert read("devkit", tmp_path).layout == "devkit"
-    # The file without labels under the name of the other one.
-    (tmp_path / "devkit/cars_test_annos.mat").rename(tmp_path / "cars_test_annos_withlabels.mat")
-    with pytest.raises(DatasetError, match=r"withlabels\.mat: .*no field of name class"):
-        read("devkit", tmp_path)
-    (tmp_path / "cars_train").rename(tmp_path / "elsewhere")
-    assert read("devkit", tmp_path).layout == "combined"
 
 
 def test_what_pml_fetches_is_read_as_pml_reads_it(tmp_path):

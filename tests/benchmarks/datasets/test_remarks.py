@@ -43,17 +43,6 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
 
 
-def test_parts_by_other_names(tmp_path: Path) -> None:
-    for first, second, parts in (
-        ("data/train2017/a", "data/Test-Set/b", "Test-Set, train2017:"),
-        ("eval/a", "other/b", "eval:"),
-        ("test tubes/a", "flasks/b", "None"),
-        ("train", "bus", "None"),
-    ):
-        root = write(tmp_path / first / "r", f"{first}/1.png", f"{second}/1.png")
-        assert str(told(root).get("parts")).startswith(parts)
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [("x/Apple", "y/apple"), ("ﬁr", "FIR"), ("Apple", "Apple "), ("red apple", "Red_Apple")],

@@ -13,7 +13,6 @@ from PIL import Image
 
 from benchmarks.building import build_datasets
 from benchmarks.datasets import DatasetError, DecodedImages, __main__, table, verify_command
-from benchmarks.datasets.remarks import remarks
 from benchmarks.settings import ConfigError, Data
 
 SPLIT = "path,label,split"
@@ -116,13 +115,6 @@ def test_boxes_of_oml_are_what_is_seen(photographs: Path, capsys: Any) -> None:
     assert decoded.nbytes == sum(np.asarray(test.image(i)).size for i in range(12))
     assert verify(photographs) == 0
     assert "0 of 18 cannot be used" in capsys.readouterr().out
-
-
-def test_labels_that_may_be_one_are_told(photographs: Path) -> None:
-    listing = read(photographs, "path,label", "a0.png,1", "b0.png,1.0", "c0.png,x/1")
-    [(subject, text)] = remarks(listing, [None] * 3)
-    assert subject == "same names"
-    assert text.startswith("1 recur, such as 1 and 1.0, and")
 
 
 def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,10 @@
-"""The files of recipes are as described; an unknown one is one line; --list shows them all."""
-
-import os
-import re
-from itertools import chain
+"""What is read of the files of recipes and of the remarks on them."""
 
 import pytest
 
 from benchmarks.run import main
 from benchmarks.settings import recipe_files
-from benchmarks.settings.recipe_files import RECIPES, Remark, read_entry, read_table, table_names
-from benchmarks.settings.yaml_files import read_yaml
-
-NUMBERS = {"cells", "half_widths"}
-REMARKS = {"differs", "not_given", "printed", "published_code"}
+from benchmarks.settings.recipe_files import Remark, read_table
 
 
 @pytest.fixture
@@ -22,40 +14,11 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "a" / "b.yaml"
 
 
-def test_tables_and_remarks_are_as_described():
-    """Other tests check what the trainings build."""
-    for name in table_names():
-        content = read_yaml(RECIPES / f"{name}.yaml")
-        assert {"trainings"} <= content.keys() <= {"title", "shared", "trainings", "quoted"}
-        for entry, own in zip(read_table(name).entries, content["trainings"].values(), strict=True):
-            rows = chain(entry.cells.values(), entry.half_widths.values())
-            assert {type(number) for row in rows for number in row.values()} <= {int, float}
-            assert isinstance(entry.label, str) and isinstance(entry.settings["losses"], list)
-            assert "same_as" not in (own or {}) or own.keys() <= {"label", "same_as"} | NUMBERS
-        for line in content.get("quoted", []):
-            assert isinstance(line["row"], str) and isinstance(line["dataset"], str)
-    papers = sorted(RECIPES.glob("*.yaml"))
-    assert len(papers) == 4
-    for content in map(read_yaml, papers):
-        assert content.keys() <= REMARKS
-        for remark in (Remark(**line) for line in chain(*content.values())):
-            assert isinstance(remark.text, str) and isinstance(remark.facts, dict)
-            re.compile(remark.of)
-
-
 def test_an_unknown_training_is_one_line(file, capsys):
     file.write_text("trainings: {x: {same_as: a/b/y}}")
     assert main(["--list"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "recipe: no 'y' in a/b; there are x" in line
-
-
-def test_a_changed_file_is_read_again_whatever_its_time(file):
-    """Two changes may come within one tick of a file system's clock."""
-    for label in "XY":
-        file.write_text(f"trainings: {{x: {{label: {label}}}}}")
-        os.utime(file, ns=(0, 0))
-        assert read_entry("a/b/x").label == label
 
 
 def test_a_row_of_another_training(file):

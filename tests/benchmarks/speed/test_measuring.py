@@ -1,8 +1,6 @@
 """Measurements of time and memory, and the tables of `python -m benchmarks.speed`."""
 
-import itertools
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from benchmarks.speed.__main__ import main
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.measuring import Comparison, process_bytes, table, tensor_bytes
 
-CPU = torch.device("cpu")
 FLOATS = 4 * 1000
 SLOW = (
     *("retrieval", "query_gallery"),  # start processes
@@ -80,17 +77,6 @@ def test_candidates_take_turns_and_are_compared_round_by_round(monkeypatch):
     assert "| b | 3.00 | 2.00 to 4.00 |" in text
 
 
-@pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 5.0)])
-def test_with_one_thread_the_time_of_other_processes_does_not_count(threads, seconds, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    clocks = {"process_time": itertools.count(0.0, 1.0), "perf_counter": itertools.count(0.0, 5.0)}
-    clock = SimpleNamespace(**{name: count.__next__ for name, count in clocks.items()})
-    monkeypatch.setattr(measuring, "time", clock)
-    found, _ = Comparison("", "", {"a": lambda: None}).measure(tiny=True)
-    assert found == {"a": [seconds]}
-
-
 def test_a_table():
     seconds, memory = {"bare": [2, 2], "plain": [3, 3.4]}, {"bare": 0, "plain": 80_000_000}
     assert table("Size", seconds, memory).splitlines()[2:] == [
@@ -110,23 +96,3 @@ def test_every_case_runs_at_a_tiny_size(name, capsys):
     text = capsys.readouterr().out
     assert f"python -m benchmarks.speed {name} --tiny`:\n" in text
     assert text.count("\n| ") >= 4, "two candidates below the heads"
-
-
-def test_all_cases_run_unless_some_are_named(monkeypatch, capsys):
-    few = {name: CASES[name] for name in ("energy_confusion", "joint_similarity")}
-    monkeypatch.setattr("benchmarks.speed.__main__.CASES", few)
-    assert main(["--tiny"]) == 0
-    assert capsys.readouterr().out.count("\n## ") == 2
-    with pytest.raises(SystemExit):
-        main(["energy_confusion", "vam"])
-    assert "expected some of energy_confusion, joint_similarity" in capsys.readouterr().err
-
-
-def test_figures_name_their_commit_and_the_settings_of_their_command(monkeypatch):
-    code = {"commit": "b9afa51" + 33 * "0", "dirty": True}
-    monkeypatch.setattr(measuring, "describe_code", lambda: code)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    text = measuring.origin("make speed")
-    assert text.startswith("Measured at `b9afa51` (with ")
-    assert "OMP_NUM_THREADS=1 make speed`:\n" in text
-    assert f"torch {torch.__version__.partition('+')[0]}" in text

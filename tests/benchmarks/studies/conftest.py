@@ -1,4 +1,4 @@
-"""Trainings that take no process of their own, or none at all."""
+"""Searches and studies in which nothing is trained."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,12 @@ import pytest
 import yaml
 
 from benchmarks import training
-from benchmarks.run import main as run_in_process
 from benchmarks.settings import recipe_files
 from benchmarks.studies import jobs, kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, Trainings
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Trainings
 from tests.benchmarks.studies.toy import descends
 
 
@@ -29,20 +28,6 @@ def trainings(monkeypatch):
         return fake
 
     return install
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """Real runs, without the seconds that a new process takes to import torch."""
-    done = []
-
-    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
-        done.append(job)
-        return Ended(lambda: run_in_process(command[2:]))
-
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(Launcher, "place", place)
-    return done
 
 
 @pytest.fixture

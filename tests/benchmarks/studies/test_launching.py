@@ -133,17 +133,6 @@ def test_a_forked_run_is_as_one_of_its_own(run, monkeypatch):
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-def test_a_run_that_refused_is_not_explained_by_an_older_record(run, monkeypatch):
-    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
-        job.log.write_text("error: of the log\nmore\n")
-        return Ended(lambda: 2)
-
-    monkeypatch.setattr(Launcher, "place", place)
-    write_record(run.folder, status="failed", error="of before")
-    Queue(lambda: [run], 1, Launcher()).run()
-    assert run.problem() == "error: of the log"
-
-
 def test_a_folder_that_another_process_writes(run, monkeypatch):
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     assert not run.in_use()

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import study
-from benchmarks.datasets import DatasetError
 from benchmarks.records import load_run
 from benchmarks.records.provenance import describe_session
-from benchmarks.run import _told
-from benchmarks.settings import parse, read_study
 from tests.benchmarks.studies.toy import RATE, finish
 
 
@@ -66,24 +63,8 @@ def test_two_files_of_one_name_do_not_share_a_folder(toy, trained_by, capsys):
     assert study.main(["moved/small.yaml"]) == 0
 
 
-def test_a_file_among_the_runners_own_is_that_study():
-    path = Path(study.__file__).parent / "recipes" / "studies" / "demo.yaml"
-    assert read_study(str(path)) == read_study("demo")
-
-
 def test_the_command_that_a_run_records_can_be_pasted(pasted, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     arguments = ["--label=a 'b'; c", "--losses=[{loss: {class_path: a.B}}]", "--data.root=my d"]
     command = describe_session(arguments, 1)["command"]
     assert pasted(command) == ["benchmarks/run.py", *arguments]
-
-
-def test_the_command_that_looks_through_images_is_whole(pasted):
-    options = ["--data.dataset=folder", "--data.root=my photos", "--data.class_level=2"]
-    command = parse(["--recipe=glyphs/demo/binomial", *options, "--data.test_classes=a b.txt"])
-    line = _told(DatasetError("x: cannot be read"), command)
-    words = pasted(re.search(r"; (python -m .*) finds all", line)[1])
-    assert words == [
-        *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
-        *("--data.test_classes", "a b.txt", "--data.class_level", "2"),
-    ]

@@ -14,11 +14,12 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
+from benchmarks.run import main
 from benchmarks.settings import ConfigError, changed, parse
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, value_of
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, value_of
 
 
 @pytest.mark.parametrize(
@@ -213,14 +214,20 @@ def test_trials_at_once(make_search, trainings):
     assert [int(row["trial"]) for row in table(searched.folder)] == list(range(4))
 
 
-def test_a_search_never_loads_the_test_classes(glyphs_root, tmp_path, in_process, monkeypatch):
-    splits = []
+def test_a_search_never_loads_the_test_classes(glyphs_root, tmp_path, monkeypatch):
+    splits, started = [], []
 
     def glyphs(*arguments: Any, **keywords: Any) -> Glyphs:
         splits.append(keywords["split"])
         assert keywords["split"] != "test"
         return Glyphs(*arguments, **keywords)
 
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
+        started.append(job)
+        return Ended(lambda: main(command[2:]))
+
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setattr(images, "Glyphs", glyphs)
     monkeypatch.setattr(glyphs, "in_chans", 1, raising=False)
     space = tmp_path / "space.yaml"
@@ -229,11 +236,11 @@ def test_a_search_never_loads_the_test_classes(glyphs_root, tmp_path, in_process
     command = ["search", RECIPE, "--trials=1", f"--space={space}"]
     assert fair.main([*command, f"--runs={tmp_path / 'search'}", "--", *settings]) == 0
     assert set(splits) == {"development", "validation"}
-    run, _ = in_process
-    record = json.loads((run.folder / "run.json").read_text())
+    job, _ = started
+    record = json.loads((job.folder / "run.json").read_text())
     [row] = table(tmp_path / "search")
     assert record["data"]["split"] == "validation"
     alpha = record["config"]["losses"][0]["loss"]["init_args"]["alpha"]
     assert alpha == float(row["losses[0].loss.init_args.alpha"])
     assert record["selection"]["value"] == float(row["validation MAP@R, fold 0"])
-    assert not [*(run.folder / "checkpoints").glob("*.pt")]
+    assert not [*(job.folder / "checkpoints").glob("*.pt")]

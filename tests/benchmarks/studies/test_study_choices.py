@@ -1,7 +1,6 @@
 """A study chooses settings and seeds on validation classes, and goes on where it was; then it trains for use."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,40 +52,28 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     assert len(queues) == 3
 
 
-def noting(started: list[float], end: Callable[[Job, float], None]) -> Callable[[list[Job]], None]:
-    """Trainings that note the rates of the candidates, and end as a function of job and rate has it."""
+@pytest.mark.parametrize(
+    ("best", "tried", "diverge"),
+    [(6, [3, 4, 5, 6], []), (1, [1, 2, 3, 4], []), (1, [1, 2, 3, 4, 5], [3, 4])],
+)
+def test_values_are_tried_outwards_until_the_best_lies_inside(
+    toy, trained_by, best, tried, diverge
+):
+    rows = {"base": {"choose": {RATE: [1, 2, 3, 4, 5, 6]}}, "new": {}, "third": {}}
+    change(rows=rows, choice={"draws": 1, "first": 2, "equal_budget": False})
+    started = []
 
     def train(jobs: list[Job]) -> None:
         for job in jobs:
             rate = job.config["optimization"]["learning_rate"]
             if job.config["data"]["split"] == "validation":
                 started.append(rate)
-            end(job, rate)
+            finish(job, 1 / (1 + abs(rate - best)), **DIVERGED if rate in diverge else {})
 
-    return train
-
-
-@pytest.mark.parametrize(("best", "tried"), [(6, [3, 4, 5, 6]), (1, [1, 2, 3, 4])])
-def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, best, tried):
-    rows = {"base": {"choose": {RATE: [1, 2, 3, 4, 5, 6]}}, "new": {}, "third": {}}
-    change(rows=rows, choice={"draws": 1, "first": 2, "equal_budget": False})
-    started = []
-    trained_by(noting(started, lambda job, rate: finish(job, 1 / (1 + abs(rate - best)))))
+    trained_by(train)
     assert command() == 0
     assert sorted(started) == tried
-
-
-def test_if_all_values_in_the_middle_diverge_the_outer_ones_are_tried(toy, trained_by):
-    change(
-        rows={"base": {"choose": {RATE: [1, 2, 3, 4, 5]}}, "new": {}, "third": {}},
-        choice={"draws": 1, "first": 2, "equal_budget": False},
-    )
-    started = []
-    diverged = dict.fromkeys((2, 3, 4), DIVERGED)
-    trained_by(noting(started, lambda job, rate: finish(job, 0.5, **diverged.get(rate, {}))))
-    assert command() == 0
-    assert started == [2, 3, 1, 4]
-    assert kept_study().chosen("base") == ((RATE, 1),)
+    assert kept_study().chosen("base") == ((RATE, best),)
 
 
 def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
@@ -144,15 +131,6 @@ def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(t
     }  # fmt: skip
     found = kept_study().found()
     assert {row: len(of) for row, of in found.items()} == {"base": 5, "new": 5, "third": 2}
-
-
-def test_a_page_says_that_more_seeds_are_due(toy, trained_by):
-    change(seeds={"count": 2, "more": 3, "wider_than": 0.1})
-    trained_by(
-        lambda jobs: [finish(j, 0.5 + j.seed * len(j.name) / 500) for j in jobs if j.seed < 2]
-    )
-    assert command() == 1
-    assert "**9 tests of further seeds are due: " in Path("toy.md").read_text()
 
 
 def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, capsys):

@@ -60,17 +60,6 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, ch
     assert "6 of 6 tests were not made" in Path("elsewhere.md").read_text().replace("\n", " ")
 
 
-def test_a_page_that_is_drawn_elsewhere_tells_of_the_plan(tested):
-    Path("runs/studies/toy/plans.json").unlink()  # as older code left it
-    assert command("--page-only") == 0
-    Path("toy.json").unlink()
-    assert command("--page-only", "--output=elsewhere.md") == 0
-    assert "all 6 tests were made under it" in Path("elsewhere.md").read_text().replace("\n", " ")
-    change(margin=0.5)
-    assert command("--page-only", "--output=other.md") == 0
-    assert "This plan was not registered" in Path("other.md").read_text()
-
-
 def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(tested):
     change(margin=0.5)
     assert "was not registered before its tests" in registration()[0]

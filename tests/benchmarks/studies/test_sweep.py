@@ -1,8 +1,6 @@
 """The sweep: what it starts, skips, resumes and refuses, and what it tells of each run."""
 
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -166,12 +164,3 @@ def test_a_stale_run_that_is_being_written_is_left_alone(started, capsys, monkey
         assert main(["toy/table1/quick", "--redo-stale"]) == 1
     assert statuses(capsys.readouterr().out) == {("quick", "0"): "in use"}
     assert (folder / "run.json").exists()
-
-
-def test_a_signal_while_runs_are_planned():
-    program = (
-        "import os, signal; from benchmarks import studies, sweep; "
-        "studies.plan = lambda *_: os.kill(os.getpid(), signal.SIGINT); sweep.main(['x'])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")
