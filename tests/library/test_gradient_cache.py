@@ -18,11 +18,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from pml_regularizers import (
     DistributedLoss,
     GradientCache,
-    HORDELoss,
     MissingFeaturesError,
     attach_all,
 )
-from tests.library.contract import CHANNELS, HEADS, WIDTH, network
+from tests.library.contract import CHANNELS, WIDTH
 from tests.support.gradients import CASES, Net, horde, share
 
 Measured = dict[str, Tensor]
@@ -85,12 +84,6 @@ def test_a_batch_of_12_images(case: str, size: int) -> None:
     both(CASES[case], size)
 
 
-def test_an_ensemble_and_its_map() -> None:
-    channels = HEADS * 4  # of its map
-    loss = partial(HORDELoss, losses.ContrastiveLoss(), channels, WIDTH, moment_dim=7)
-    both(loss, 5, net=network, channels=3)
-
-
 def test_a_miner_sees_the_whole_batch() -> None:
     base, miner = losses.TripletMarginLoss(), miners.MultiSimilarityMiner()
     both(lambda: DistributedLoss(horde(base), copy.deepcopy(miner)), 5)
@@ -140,12 +133,6 @@ def plain() -> tuple[nn.Module, GradientCache]:
     """A loss that reads no features, and its cache."""
     loss = losses.ContrastiveLoss()
     return loss, GradientCache(Net().double(), loss, 5)
-
-
-@pytest.mark.parametrize(("size", "message"), [(0, "at least 1"), (2.5, "a whole number")])
-def test_sizes_that_are_none(size: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"chunk_size: expected {message}, got {size}"):
-        GradientCache(Net(), losses.ContrastiveLoss(), size)
 
 
 def test_weights_computed_once_for_both_passes_are_refused() -> None:

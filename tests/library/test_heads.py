@@ -141,17 +141,6 @@ def test_fold() -> None:
     torch.testing.assert_close(made(x), embeddings, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [(None, "attention: expected one with .* got NoneType"), (Squeeze(), "Squeeze; keep the head")],
-)
-def test_fold_needs_an_attention_that_can(attention: Any, message: str) -> None:
-    made = head(attention=attention)
-    with pytest.raises(ValueError, match=message):
-        made.fold()
-    assert made.attention is attention
-
-
 def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:
     head = EmbeddingHead(CHANNELS, WIDTH).half()
     assert (head(torch.zeros(1, CHANNELS, 2, 2).half()) == 0).all()
@@ -215,11 +204,6 @@ def test_trunks_made_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> Non
 def test_outputs_that_are_no_map_and_no_tokens(trunk: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EmbeddingHead.for_trunk(trunk, 4)
-
-
-def test_an_image_of_ones_own() -> None:
-    made = EmbeddingHead.for_trunk(Fixed(7, 3, 3, side=64), 4, image=torch.zeros(1, 3, 64, 64))
-    assert (made.in_channels, made.data_format) == (7, "NCHW")
 
 
 def test_outputs_of_hugging_face_are_embedded() -> None:
