@@ -34,11 +34,9 @@ def tensor_products(features: Tensor, k: int) -> Tensor:
     [
         BinomialDevianceLoss(),
         losses.ContrastiveLoss(neg_margin=1.2),
-        losses.FastAPLoss(),
         losses.MarginLoss(),
         losses.MultiSimilarityLoss(),
         losses.NTXentLoss(),
-        losses.TripletMarginLoss(distance=distances.LpDistance(power=2)),
         losses.TripletMarginLoss(distance=distances.CosineSimilarity(power=2)),
         losses.MultipleLosses(
             [losses.NTXentLoss(distance=SHARED), losses.NCALoss(distance=SHARED)]

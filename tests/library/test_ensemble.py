@@ -7,7 +7,7 @@ import torch
 from pytorch_metric_learning import distances, losses, reducers
 from torch import Tensor, nn
 
-from pml_regularizers import AttentionEnsemble, DivergenceLoss, EnsembleLoss, HORDELoss
+from pml_regularizers import AttentionEnsemble, DivergenceLoss, HORDELoss
 from pml_regularizers.features.feature_tap import FeatureTap
 from pml_regularizers.heads.attention_ensemble import between_heads, split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
@@ -95,17 +95,6 @@ def test_heads_of_one_image_are_compared_alone(distance: Any) -> None:
     value, expected = made(embeddings), distance.margin(margin, blocks).relu().sum()
     assert_close(value, expected)
     assert_close(*(torch.autograd.grad(v, embeddings)[0] for v in (value, expected)))
-
-
-def test_a_lack_of_memory_stays_one() -> None:
-    """Other errors of a loss with a state, such as proxies, are taken for another width's."""
-
-    class Full(losses.ProxyAnchorLoss):
-        def forward(self, *args: Any) -> Any:
-            raise torch.cuda.OutOfMemoryError("full")
-
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        EnsembleLoss(Full(3, 2), 2)(torch.randn(5, 4), LABELS)
 
 
 def test_horde_reads_the_map_of_the_heads() -> None:

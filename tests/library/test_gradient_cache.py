@@ -18,11 +18,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from pml_regularizers import (
     DistributedLoss,
     GradientCache,
-    HORDELoss,
     MissingFeaturesError,
     attach_all,
 )
-from tests.library.contract import CHANNELS, HEADS, WIDTH, network
+from tests.library.contract import CHANNELS, WIDTH
 from tests.support.gradients import CASES, Net, horde, share
 
 Measured = dict[str, Tensor]
@@ -61,12 +60,9 @@ def assert_same(found: Measured, expected: Measured) -> None:
         torch.testing.assert_close(found[name], x, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def both(
-    make: Callable[[], nn.Module], size: int, net: Callable[[], Any] = Net, channels: int = 1
-) -> None:
+def both(make: Callable[[], nn.Module], size: int, net: Callable[[], nn.Module] = Net) -> None:
     """Two steps' gradients of a network and its loss, on the whole batch and in chunks."""
     _, x, y = share(None)
-    x = x.repeat(1, channels, 1, 1)
     pair = nn.ModuleList([net(), make()]).double()
     attach_all(pair[1], pair[0])
     again = copy.deepcopy(pair)
@@ -83,12 +79,6 @@ def both(
 )
 def test_a_batch_of_12_images(case: str, size: int) -> None:
     both(CASES[case], size)
-
-
-def test_an_ensemble_and_its_map() -> None:
-    channels = HEADS * 4  # of its map
-    loss = partial(HORDELoss, losses.ContrastiveLoss(), channels, WIDTH, moment_dim=7)
-    both(loss, 5, net=network, channels=3)
 
 
 def test_a_miner_sees_the_whole_batch() -> None:
@@ -136,18 +126,6 @@ def test_half_precision_is_that_of_the_call() -> None:
 # Refusals
 
 
-def plain() -> tuple[nn.Module, GradientCache]:
-    """A loss that reads no features, and its cache."""
-    loss = losses.ContrastiveLoss()
-    return loss, GradientCache(Net().double(), loss, 5)
-
-
-@pytest.mark.parametrize(("size", "message"), [(0, "at least 1"), (2.5, "a whole number")])
-def test_sizes_that_are_none(size: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"chunk_size: expected {message}, got {size}"):
-        GradientCache(Net(), losses.ContrastiveLoss(), size)
-
-
 def test_weights_computed_once_for_both_passes_are_refused() -> None:
     """The second pass would find those of the first, which have no graph."""
     cache = GradientCache(nn.Linear(3, 2), losses.ContrastiveLoss(), 2)
@@ -190,10 +168,12 @@ def test_without_gradients_the_embeddings_have_none() -> None:
         torch.testing.assert_close(loss(embeddings, y), loss(net(x), y))
 
 
-def test_steps_in_another_order() -> None:
+def test_steps_in_another_order_and_embeddings_of_two_calls() -> None:
     _, x, y = share(None)
-    loss, cache = plain()
+    loss = losses.ContrastiveLoss()
+    cache = GradientCache(Net().double(), loss, 5)
     told = "the embeddings have no gradient; call embeddings = cache"
+    skipped = cache(x)  # a batch whose loss is left out is none of its business
     value = loss(cache(x), y)
     with pytest.raises(RuntimeError, match=told):
         cache.backward()
@@ -201,14 +181,6 @@ def test_steps_in_another_order() -> None:
     cache.backward()
     with pytest.raises(RuntimeError, match=told):
         cache.backward()
-
-
-def test_embeddings_of_two_calls_are_refused() -> None:
-    _, x, y = share(None)
-    loss, cache = plain()
-    skipped = cache(x)  # a batch whose loss is left out is none of its business
-    loss(cache(x), y).backward()
-    cache.backward()
     assert skipped.grad is None
     first, second = cache(x), cache(x + 1)
     loss(torch.cat([first, second]), torch.cat([y, y])).backward()

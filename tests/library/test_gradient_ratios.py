@@ -1,6 +1,5 @@
 """Terms of a loss, and the ratios of their gradients, on one process and on several."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,13 +124,6 @@ class TestCaptureLossTerms:
         assert_close(terms["inner.0"], 0.05 * pairs)
         assert_close(terms["inner.1.order_1"], 0.2 * pairs)
 
-    def test_calls_of_other_threads_do_not_count(self) -> None:
-        loss, (x, labels) = two_losses(), batch()
-        with capture_loss_terms(loss) as terms, ThreadPoolExecutor(1) as threads:
-            threads.submit(loss, 2 * x, labels).result()
-            total = loss(x, labels)
-        assert_close(sum(terms.values()), total)
-
     def test_one_loss_in_two_places(self) -> None:
         part, (x, labels) = losses.TripletMarginLoss(margin=0.5), batch()
         loss = losses.MultipleLosses(
@@ -145,12 +137,6 @@ class TestCaptureLossTerms:
         assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
         assert_close(total, sum(terms.values()))
 
-    def test_leaves_no_hooks_after_an_error(self) -> None:
-        loss = two_losses()
-        with pytest.raises(KeyError), capture_loss_terms(loss):
-            raise KeyError
-        assert not any(module._forward_hooks for module in loss.modules())
-
     def test_nothing_to_record(self) -> None:
         for loss, message in (
             (losses.ContrastiveLoss(), "expected a sum of losses, .* got ContrastiveLoss;"),
@@ -158,6 +144,7 @@ class TestCaptureLossTerms:
         ):
             with pytest.raises(ValueError, match=f"loss: {message}"), capture_loss_terms(loss):
                 pass
+            assert not any(module._forward_hooks for module in loss.modules())
 
 
 # One process or several

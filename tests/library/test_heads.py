@@ -1,6 +1,5 @@
 """The head: every layout that a trunk may return, how it is found, and the stages that losses read."""
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,10 +25,10 @@ def maps() -> Tensor:
     return torch.randn(4, CHANNELS, 2, 3, dtype=torch.float64)
 
 
-def seen_by(module: nn.Module, run: Any) -> Any:
-    """Features that a loss attached to the module would read."""
-    tap = FeatureTap({"stage": module})
-    return tap.take(run().detach())["stage"]
+def seen_at(stage: str, made: EmbeddingHead, *inputs: Tensor) -> Any:
+    """Features that a loss attached to a stage of the head would read."""
+    tap = FeatureTap({stage: getattr(made, stage)})
+    return tap.take(made(*inputs).detach())[stage]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_channels_last_maps_are_the_same_maps(data_format: Any) -> None:
     last.load_state_dict(made.state_dict())
     nhwc = x.permute(0, 2, 3, 1)
     assert torch.equal(last(nhwc), made(x))
-    assert torch.equal(seen_by(last.feature_map, lambda: last(nhwc)), x)
+    assert torch.equal(seen_at("feature_map", last, nhwc), x)
 
 
 def test_the_layout_of_square_input_must_be_said() -> None:
@@ -70,18 +69,14 @@ def test_the_layout_of_square_input_must_be_said() -> None:
     assert not torch.allclose(last(x), first(x))
 
 
-def test_prefix_tokens_are_left_out() -> None:
-    made, x = head(num_prefix_tokens=3), torch.randn(2, 7, CHANNELS).double()
-    assert_close(made(x), F.normalize(made.fc(x[:, 3:].mean(dim=1))))
-    assert torch.equal(seen_by(made.feature_map, lambda: made(x)), x[:, 3:])
-    made(maps())  # a map has no prefix tokens
-
-
-def test_the_class_token_as_embedding_leaves_the_patches_as_features() -> None:
-    made, x = head(num_prefix_tokens=2, pool="token"), torch.randn(2, 6, CHANNELS).double()
-    assert_close(made(x), F.normalize(made.fc(x[:, 0])))
-    assert torch.equal(seen_by(made.feature_map, lambda: made(x)), x[:, 2:])
-    assert torch.equal(seen_by(made.pooled, lambda: made(x)), x[:, 0])
+def test_prefix_tokens_are_no_features_also_if_one_is_embedded() -> None:
+    x = torch.randn(2, 7, CHANNELS).double()
+    for pool, pooled in (("avg", x[:, 3:].mean(dim=1)), ("token", x[:, 0])):
+        made = head(num_prefix_tokens=3, pool=pool)
+        assert_close(made(x), F.normalize(made.fc(pooled)))
+        assert torch.equal(seen_at("feature_map", made, x), x[:, 3:])
+        assert torch.equal(seen_at("pooled", made, x), pooled)
+    head(num_prefix_tokens=3)(maps())  # a map has no prefix tokens
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
@@ -97,7 +92,7 @@ def test_a_mask_drops_tokens_whatever_they_hold(pool: Any, garbage: float) -> No
     assert_close(embeddings, expected)
     embeddings.sum().backward()
     assert x.grad.isfinite().all() and made.fc.weight.grad.isfinite().all()
-    tokens, mask = seen_by(made.feature_map, lambda: made(x, kept))
+    tokens, mask = seen_at("feature_map", made, x, kept)
     assert tokens.shape == (3, 4, CHANNELS) and mask is kept
 
 
@@ -113,25 +108,11 @@ def test_stopgrad_embeddings_send_their_gradient_to_the_linear_layer_only() -> N
         assert parameter.grad is not None and parameter.grad.abs().max() > 0
 
 
-class Squeeze(nn.Module):
-    """An attention that depends on its input, so that no linear layer can do its work."""
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        return pooled * torch.sigmoid(pooled)
-
-
 def test_attention_stands_between_the_pooled_features_and_the_linear_layer() -> None:
-    made, x = head(attention=Squeeze()), maps()
-    pooled = seen_by(made.pooled, lambda: made(x))
+    made, x = head(attention=nn.SiLU()), maps()
+    pooled = seen_at("pooled", made, x)
     assert_close(pooled, x.mean(dim=(2, 3)))
     assert_close(made(x), F.normalize(made.fc(pooled * torch.sigmoid(pooled))))
-
-
-def test_attention_may_be_made_for_the_width_of_the_head() -> None:
-    given = VEMAttention(CHANNELS)
-    assert head(attention=given).attention is given
-    made = head(attention=functools.partial(VEMAttention, init="zeros"))
-    assert made.attention.num_features == CHANNELS and (made.attention.variance == 0).all()
 
 
 def test_fold() -> None:
@@ -139,17 +120,6 @@ def test_fold() -> None:
     embeddings = made(x)
     assert made.fold() is made and made.attention is None
     torch.testing.assert_close(made(x), embeddings, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [(None, "attention: expected one with .* got NoneType"), (Squeeze(), "Squeeze; keep the head")],
-)
-def test_fold_needs_an_attention_that_can(attention: Any, message: str) -> None:
-    made = head(attention=attention)
-    with pytest.raises(ValueError, match=message):
-        made.fold()
-    assert made.attention is attention
 
 
 def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:
@@ -217,14 +187,10 @@ def test_outputs_that_are_no_map_and_no_tokens(trunk: nn.Module, message: str) -
         EmbeddingHead.for_trunk(trunk, 4)
 
 
-def test_an_image_of_ones_own() -> None:
-    made = EmbeddingHead.for_trunk(Fixed(7, 3, 3, side=64), 4, image=torch.zeros(1, 3, 64, 64))
-    assert (made.in_channels, made.data_format) == (7, "NCHW")
-
-
 def test_outputs_of_hugging_face_are_embedded() -> None:
-    trunk = Hugging(5, 6)
-    made = EmbeddingHead.for_trunk(trunk, 4)
+    """Found by an image of one's own."""
+    trunk = Hugging(5, 6, side=8)
+    made = EmbeddingHead.for_trunk(trunk, 4, image=torch.zeros(1, 3, 8, 8))
     assert (made.num_prefix_tokens, made.data_format) == (1, "auto")
     assert made(trunk(torch.zeros(2, 3, 8, 8))).shape == (2, 4)
 

@@ -117,15 +117,6 @@ def test_random_matrices_are_signs_kept_in_a_byte_and_never_trained() -> None:
     assert len({tuple(weight.flatten().tolist()) for weight in module.weights()}) == ORDER
 
 
-@pytest.mark.parametrize(("dim", "rows"), [(2, 3), (8, 1)])
-def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, rows: int) -> None:
-    module = build("sketch", moment_dim=dim)
-    assert set(module.state_dict()) == {f"weight_{index}" for index in range(ORDER)}
-    for table in module.double().weights():
-        assert (table.dtype, table.shape) == (torch.int32, (dim, rows))
-        assert sorted(table[table != 0].abs().tolist()) == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("variant", "other", "dtype", "message"),
     [

@@ -79,10 +79,9 @@ class TestParameterGroups:
             groups = parameter_groups(Network(), made, lr=1, overrides=overrides)
             assert paths(groups) == {"model": 5, "loss": 7, "loss.losses.order_1": 1}
 
-    @pytest.mark.parametrize("path", ["model.haed", "loss", "model.head.f"])
-    def test_an_override_of_nothing(self, path: str) -> None:
-        with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
-            parameter_groups(Network(), losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
+    def test_an_override_of_nothing(self) -> None:
+        with pytest.raises(ValueError, match=r"no trained parameter is at model\.head\.f;"):
+            parameter_groups(Network(), lr=1, overrides={"model.head.f": {"lr": 2}})
 
 
 class TestCheckOptimized:

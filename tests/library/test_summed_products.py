@@ -122,7 +122,6 @@ def test_the_module_tells_what_it_keeps(
 ) -> None:
     moments = HighOrderMoments(
         32,
-        order=4,
         moment_dim=1024,
         scale=False,
         projections=projections,

@@ -19,11 +19,6 @@ def features(count: int = 7) -> Tensor:
     return torch.randn(count, CHANNELS, dtype=torch.float64)
 
 
-def value_of(x: Tensor, predicted: Tensor, **kwargs: Any) -> Tensor:
-    value: Tensor = VarianceRegularizer(**kwargs)(torch.zeros(len(x), 2), features=(x, predicted))
-    return value
-
-
 def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
     """Gradient of all parameters in one vector; 0 for parameters that the value does not depend on."""
     parameters = [p for module in modules for p in module.parameters()]
@@ -46,7 +41,7 @@ def test_a_common_offset_is_not_variance(offset: float) -> None:
     """The mean of the squares less the square of the mean would leave nothing of it in float32."""
     x, predicted = (features(64) + offset).float(), torch.zeros(CHANNELS)
     exact = oracle.variance_loss(x.double().numpy(), predicted.tolist())
-    assert_close(value_of(x, predicted), exact)
+    assert_close(VarianceRegularizer()(torch.zeros(64, 2), features=(x, predicted)), exact)
 
 
 def test_channels_are_weighed_by_the_gate_of_the_oracle() -> None:

@@ -15,9 +15,8 @@ def test_no_value_is_waited_for(name: str) -> None:
     """Fake tensors, here of a GPU that need not be there, have no values and refuse to be asked for them."""
     with FakeTensorMode(), torch.device("cuda"):
         loss = LOSSES[name](SIZES)
-        for (
-            module
-        ) in loss.modules():  # `to` cannot move fake parameters, which PML makes on the CPU
+        # PML makes parameters on the CPU, and `to` cannot move fake ones.
+        for module in loss.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):
                 module._parameters[key] = nn.Parameter(parameter.to("cuda"))
         shapes = {
