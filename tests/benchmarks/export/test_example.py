@@ -16,8 +16,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.evaluation import load_network
 from benchmarks.export.trained import embed
-from benchmarks.export.writing import example_query
-from benchmarks.records.files import read_json, write_json
+from benchmarks.records.files import write_json
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, views
 from tests.support.processes import ROOT
 
@@ -107,13 +106,6 @@ def test_the_example_shows_the_images_upright(exported, tmp_path, search):
     status, _, errors = search(exported, folder, query, f"--html={query}")
     assert (status, query.read_bytes()) == (2, before)
     assert f"--html: {query} is there already" in errors
-
-
-def test_no_search_is_printed_without_images(run):
-    record = read_json(run / "run.json")
-    record["config"]["data"]["root"] = str(run / "gone")
-    write_json(run / "run.json", record)
-    assert example_query(run) == []
 
 
 def write_thresholds(exported: Path, thresholds: dict[float, float | None]) -> None:
