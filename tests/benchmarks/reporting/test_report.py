@@ -21,6 +21,7 @@ from benchmarks.reporting.figures import differing_neighbours, neighbours
 from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
+    CONFIG,
     DATA,
     METRICS,
     add_curves_and_images,
@@ -163,6 +164,15 @@ def test_runs_that_cannot_be_compared(make, capsys, changes, message):
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert not list(folders[0].parent.rglob("*.html"))
+
+
+def test_seeds_of_a_label_may_take_turns_with_the_files_of_a_folder_of_weights(make):
+    folders, config = [], CONFIG | {"model": {"weights": "folder"}}
+    for seed in (0, 1):
+        weights = {"file": f"{seed}.safetensors", "sha256": f"{seed}"}
+        folders.append(make("base", seed, 0.4, config=config, weights=weights))
+    [row] = table(compared(*folders))
+    assert row["seeds"] == "2"
 
 
 def test_html_holds_all_and_loads_nothing(make, capsys):
