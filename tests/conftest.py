@@ -21,7 +21,7 @@ TOGETHER = {
         + ("test_processes", "test_frozen_stages", "test_upstream_numbers", "test_verification"),
         "pool",
     ),
-    **dict.fromkeys(("test_card", "test_example", "test_export", "test_evaluate"), "trained"),
+    **dict.fromkeys(("test_example", "test_export", "test_evaluate"), "trained"),
 }
 """Files of tests that share a fixture that takes long: one of pytest-xdist's workers has them all."""
 

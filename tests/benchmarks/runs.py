@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +13,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.records import write_json
 from benchmarks.run import main
 from benchmarks.training.loop import Pending, Trainer
@@ -106,32 +104,16 @@ def as_accelerator(processes: Processes) -> Accelerator:
     return Accelerator()
 
 
-def run_traced(
-    processes: Processes, arguments: Sequence[str], counts: dict[str, Any] | None = None
-) -> tuple[int, Trace]:
-    """The exit status and the trace of a run on the processes of a pool.
-
-    Args:
-        counts: {dataset: {part: (images, classes)}} of fake trees.
-    """
+def run_traced(processes: Processes, arguments: Sequence[str]) -> tuple[int, Trace]:
+    """The exit status and the trace of a run on the processes of a pool."""
     adopt(processes)
-    fakes = {
-        name: replace(IMAGE_DATASETS[name], counts=parts) for name, parts in (counts or {}).items()
-    }
-    with (
-        traced() as rows,
-        mock.patch.object(Accelerator, "end_training"),  # would end the pool's group
-        mock.patch.dict(IMAGE_DATASETS, fakes),
-    ):
+    # The end of training would end the pool's group.
+    with traced() as rows, mock.patch.object(Accelerator, "end_training"):
         return main([*arguments, "--report=false"]), rows
 
 
 def same_on_all(
-    pool: Pool,
-    arguments: Sequence[str],
-    folder: Path,
-    numbers: Sequence[int] = (1, 2, 3),
-    counts: dict[str, Any] | None = None,
+    pool: Pool, arguments: Sequence[str], folder: Path, numbers: Sequence[int]
 ) -> list[Trace]:
     """Train on each number of processes, into FOLDER/NUMBER, and hold all gradients against those of one process.
 
@@ -141,7 +123,7 @@ def same_on_all(
     traces = []
     for processes in numbers:
         output = f"--output={folder / str(processes)}"
-        found = pool.run(run_traced, [*arguments, output], counts, processes=processes)
+        found = pool.run(run_traced, [*arguments, output], processes=processes)
         assert [status for status, _ in found] == [0] * processes
         record = json.loads((folder / str(processes) / "run.json").read_text())
         assert record["world_size"] == processes

@@ -99,12 +99,8 @@ def test_what_cannot_be_frozen(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = [data, *TINY, f"--output={tmp_path / 'run'}"]
-    for arguments, said in (
-        (["--model.frozen_stages=4"], "timm's stages of ResNet: layer1, "),
-        (FROZEN[:4], "model: batch_norm or frozen_stages would keep random weights"),
-    ):
-        assert main([*run, *arguments]) == 2
-        assert said in capsys.readouterr().err
+    assert main([*run, "--model.frozen_stages=4"]) == 2
+    assert "timm's stages of ResNet: layer1, " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="Twice cannot be cut behind second: "):
         FrozenStages(Twice(), 2, torch.randn(1, 3, 4, 4))
 

@@ -15,7 +15,6 @@ from tests.benchmarks.runs import (
     run_traced,
     same_on_all,
 )
-from tests.support.fake_trees import inshop, write_pictures
 from tests.support.pool import Pool, Processes
 from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY, horde
 
@@ -37,6 +36,7 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
     settings += ["--diagnose_every=2", "--optimization.steps=2", "--precision=float64"]
     settings += ["--data.batch_size=15", "--data.max_classes=5", "--evaluation.descriptor=false"]
     settings += ["--evaluation.orders=true", "--evaluation.parts=2", "--evaluation.clustering=true"]
+    settings += ["--evaluation.every=1", "--evaluation.curve_classes=5"]
     one, _ = same_on_all(pool, settings, tmp_path, (1, 3))
     assert len(one) == 2
     logged = read_table(tmp_path / "3" / "records", "training")["loss"]
@@ -52,8 +52,10 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
     found = read_table(tmp_path / "3" / "records", "gradient_ratios")
     assert found == {name: pytest.approx(values, rel=1e-6) for name, values in ratios.items()}
     first, third = (json.loads((tmp_path / p / "run.json").read_text()) for p in ("1", "3"))
-    for kind in ("metrics", "outputs"):
+    for kind in ("metrics", "outputs", "per_class"):
         assert third[kind] == first[kind]
+    curve, other = (read_table(tmp_path / p / "records", "evaluation") for p in ("1", "3"))
+    assert curve == other and curve["step"] == [0, 1, 2]
     # A finished run is shown, and no process waits for the others.
     again = [*settings, f"--output={tmp_path / '1'}", "--resume"]
     assert [status for status, _ in pool.run(run_traced, again, processes=3)] == [0, 0, 0]
@@ -73,27 +75,6 @@ def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(
     whole, chunked = traces
     assert {"model.head.attention.variance", "model.trunk.bn1.weight"} <= {*whole[0]["gradients"]}
     assert_same_trace(chunked, whole)
-
-
-def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
-    """In-Shop trains and tests as on one process, although its last batches are not full."""
-    photos = inshop.few_photos(12, 9)
-    root = inshop.write(tmp_path / "data", photos, pictures=False)
-    # No two are equal: they would be equally near, and rounding would decide, which depends on the processor.
-    write_pictures(root / "Img" / "img", [photo.path for photo in photos], different=len(photos))
-    counts = {"inshop": {"train": (36, 12), "query": (18, 9), "gallery": (9, 9)}}
-    settings = ["--data.dataset=inshop", f"--data.root={root}", *NO_BATCH_STATISTICS, horde()]
-    settings += ["--data.image_size=32", "--data.batch_size=24", "--data.samples_per_class=3"]
-    settings += ["--data.num_workers=0", "--optimization.steps=2", "--precision=float64"]
-    settings += ["--evaluation.every=1", "--evaluation.batch_size=5", "--model.embedding_size=8"]
-    settings += ["--evaluation.curve_classes=5"]
-    same_on_all(pool, settings, tmp_path, (1, 3), counts=counts)
-    one, three = (json.loads((tmp_path / p / "run.json").read_text()) for p in ("1", "3"))
-    assert one["data"]["test_images"] == 27
-    for kind in ("metrics", "outputs", "per_class"):
-        assert three[kind] == one[kind]
-    first, third = (read_table(tmp_path / p / "records", "evaluation") for p in ("1", "3"))
-    assert third == first
 
 
 def test_refused_on_several_processes(data: str, tmp_path: Path, pool: Pool) -> None:

@@ -31,7 +31,7 @@ from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.training import trial
-from tests.benchmarks.runs import assert_same_trace, finished, traced
+from tests.benchmarks.runs import assert_same_trace, finished, forget, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
@@ -140,17 +140,10 @@ def test_the_network_is_tested_before_training(
     assert_same_trace(steps, untested, 0)
 
 
-def test_fair_can_leave_the_test_classes_alone(
-    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-    original = trial.build_datasets
-    monkeypatch.setattr(
-        trial, "build_datasets", lambda *a, **b: opened.append(original(*a, **b)) or opened[0]
-    )
+def test_fair_can_leave_the_test_classes_alone(short: list[str], tmp_path: Path) -> None:
     settings = [*short, "--protocol=fair", "--data.split=validation", "--evaluation.every=3"]
     record = finished(settings, tmp_path / "run")
-    [images] = opened
+    images = build_datasets(parse(settings).experiment.data, fair=True)
     assert images.test is images.validation  # tested on what it was chosen by
     assert record["metrics"][MAP] == record["selection"]["value"]
 
@@ -245,26 +238,22 @@ def test_other_outputs_and_scores_only_on_request(measured: dict[str, Path]) -> 
     assert curve["unseen_other_class_cosine"][-1] == pytest.approx(other, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("setting", "line"),
-    [
-        ("--evaluation.orders=true", "evaluation.orders: needs one HORDELoss among the losses"),
-        ("--evaluation.clustering=true", "evaluation.clustering: needs faiss"),
-        ("--precision=fp16", "precision: fp16 needs a GPU"),
-    ],
-)
 def test_what_cannot_be_done_is_said_before_the_training(
-    setting: str,
-    line: str,
     short: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("benchmarks.training.trial.find_spec", lambda name: None)
-    assert runner.main([*short, setting, f"--output={tmp_path / 'run'}"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {line}")
-    assert not (tmp_path / "run").exists()
+    for setting, line in (
+        ("evaluation.orders=true", "evaluation.orders: needs one HORDELoss among the losses"),
+        ("evaluation.clustering=true", "evaluation.clustering: needs faiss"),
+        ("precision=fp16", "precision: fp16 needs a GPU"),
+    ):
+        forget()
+        assert runner.main([*short, f"--{setting}", f"--output={tmp_path / 'run'}"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {line}")
+        assert not (tmp_path / "run").exists()
 
 
 def test_sigterm_in_the_test_stops_the_run(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.evaluate import main
-from tests.benchmarks.runs import finished, forget
+from tests.benchmarks.runs import forget
 
-from .conftest import CLASSES, IMAGES, SIZE
+from .conftest import CLASSES, IMAGES
 
 
 @pytest.fixture(autouse=True)
@@ -84,19 +84,6 @@ def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, t
     assert found["metrics"]["recall_at_8"] == 1.0
     assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1), "all classes"
     assert "verification" not in found
-
-
-@pytest.mark.slow
-def test_a_run_on_all_classes_is_tested_on_its_own(pictures, tested, tmp_path):
-    words = ["--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
-    words += [f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"]
-    words += ["--optimization.steps=1", "--evaluation.every=0", "--evaluation.verification=true"]
-    words += ["--precision=float64"]
-    record = finished(words, tmp_path / "run")
-    found = tested(tmp_path / "run", "--evaluation.verification=true")
-    assert found["metrics"] == record["metrics"]
-    assert "verification" not in record, "no class is unseen"
-    assert "verification" in found, "it was asked for"
 
 
 def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):

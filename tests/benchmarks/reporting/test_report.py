@@ -1,17 +1,24 @@
-"""The report: hand-computed intervals, pairing by seed, a file that loads nothing, clear errors."""
+"""The report: hand-computed intervals, pairing by seed, curves, neighbours, no links, clear errors."""
 
+import pickle
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.console import printable
 from benchmarks.records.files import write_json
-from benchmarks.records.results import digests, load_run
+from benchmarks.records.results import Run, digests, load_run
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
+from benchmarks.reporting.curves import COLOURS, curves_svg
+from benchmarks.reporting.figures import differing_neighbours, neighbours
+from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
     CONFIG,
@@ -19,6 +26,7 @@ from tests.benchmarks.reporting.made_runs import (
     METRICS,
     add_curves_and_images,
     metrics,
+    save_retrieval,
     table,
     write_run,
 )
@@ -145,7 +153,6 @@ def test_a_run_that_diverged_is_counted_and_named(make):
             "its model.weights is not that of .*base-0",
         ),
         ({"label": "before training"}, "the label 'before training' is also the name of another"),
-        ({"label": "base, order 2"}, "the label 'base, order 2' is also the name of another"),
     ],
 )
 def test_runs_that_cannot_be_compared(make, capsys, changes, message):
@@ -159,16 +166,13 @@ def test_runs_that_cannot_be_compared(make, capsys, changes, message):
     assert not list(folders[0].parent.rglob("*.html"))
 
 
-def test_runs_of_a_label_may_differ_in_what_changes_no_result(make):
-    """And in the files of a folder of weights, which seeds use in turn."""
-    folders = []
+def test_seeds_of_a_label_may_take_turns_with_the_files_of_a_folder_of_weights(make):
+    folders, config = [], CONFIG | {"model": {"weights": "folder"}}
     for seed in (0, 1):
-        config = CONFIG | {"output": f"runs/{seed}", "seed": seed, "checkpoint_every": 10 + seed}
-        config |= {"model": {"weights": "weights"}, "data": {"root": f"data{seed}"}}
         weights = {"file": f"{seed}.safetensors", "sha256": f"{seed}"}
-        folders.append(make("base", seed, 0.4 + seed / 10, config=config, weights=weights))
+        folders.append(make("base", seed, 0.4, config=config, weights=weights))
     [row] = table(compared(*folders))
-    assert row["seeds"] == "2" and row["Recall@1 (%)"].startswith("45.00 ±")
+    assert row["seeds"] == "2"
 
 
 def test_html_holds_all_and_loads_nothing(make, capsys):
@@ -225,3 +229,78 @@ def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
     assert "run that training again" in line or "delete it" in line
     assert captured.out == ""
     assert not (folder / "report.html").exists()
+
+
+def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
+    """Labels are neither hidden, nor mathematics, nor HTML."""
+    table = {"step": [0, 1], "loss": [1.0, 1.0]}
+    labels = ["a", "_base $x$, <b> \x1b", *"cdefgh"]
+    tables = {label: [{} if label in "ac" else table] for label in labels}
+    svg = curves_svg(tables, {"t": "loss"}, singles=True)
+    assert "_base $x$, &lt;b&gt; \\x1b</text>" in svg
+    look = r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)"
+    looks = re.findall(look, svg)
+    colours = [COLOURS[i].lower() for i in (1, 3, 4, 5, 0, 1)]
+    assert [colour for _, colour in looks] == colours * 2, "in the panel, and in the key"
+    assert len({*looks}) == 6
+
+
+def test_neighbours_of_two_methods(tmp_path):
+    """They answer the same evenly spread queries below each other; a third method saved none."""
+    methods = {label: [Run(tmp_path / label, {})] for label in ("base", "<HORDE>", "none")}
+    for right, (run,) in enumerate(methods.values()):
+        run.folder.mkdir()
+        if run.folder.name != "none":
+            save_retrieval(run.folder, right)
+    page = neighbours(methods)
+    spread, *folded = page.split("<details>")
+    asked = [re.findall(r'alt="query: (.*?)"', part) for part in (spread, folded[0])]
+    assert asked == [
+        ["A, class 0", "&lt;B&gt;, class 1, average precision 50.0 %"],
+        ["C, class 2, average precision 100.0 %", "D, class 3, average precision 100.0 %"],
+    ]
+    look = r'title="(base|&lt;HORDE&gt;)"|class="(right|wrong)"'
+    queries = [re.findall(look, of) for of in spread.split('class="asked"')[1:]]
+    assert [[method or frame for method, frame in of] for of in queries] == [
+        ["base", "right", "right", "&lt;HORDE&gt;", "wrong", "wrong"],
+        ["base", "wrong", "wrong", "&lt;HORDE&gt;", "right", "right"],
+    ]
+    titles = re.findall(r"<summary>(\w+) queries of (\S+),", page)
+    assert titles[1:3] == [("Worst", "base"), ("Best", "&lt;HORDE&gt;")] and len(titles) == 4
+
+
+def test_queries_for_which_one_of_two_networks_is_right(tmp_path):
+    """Of six images of two classes; the first neighbour decides."""
+
+    class Images:
+        labels, class_names = torch.tensor([0, 0, 0, 1, 1, 1]), ["a", "b"]
+        name = to_picture = staticmethod(lambda item: item)
+
+        def __getitem__(self, row: int) -> tuple[Any, int]:
+            return np.zeros((8, 8), np.uint8), 0
+
+    runs = {}
+    for label, nearest in (("<new>", [1, 2, 1, 4, 0, 0]), ("old", [1, 3, 3, 4, 5, 0])):
+        (folder := tmp_path / label).mkdir()
+        near = np.stack([nearest, [5] * 6], axis=1)
+        np.savez(folder / "neighbours.npz", queries=np.arange(6), neighbours=near)
+        runs[label] = Run(folder, {})
+    page = differing_neighbours(runs, Images())
+    assert [int(n) for n in re.findall(r"\d+", page.partition("</p>")[0])] == [6, 2, 2, 1, 1]
+    right, wrong = page.split("<h3>")[1:]
+    assert right.startswith("Right with &lt;new&gt;, wrong with old</h3>")
+    asked = [re.findall(r'alt="query: (\d), class (.)"', part) for part in (right, wrong)]
+    assert asked == [[("1", "a"), ("2", "a")], [("4", "b")]]
+    same = differing_neighbours({"one": runs["old"], "two": runs["old"]}, Images())
+    assert "0 with one alone, 0 with two alone" in same and same.count("<p") == 1
+
+
+HOSTILE = "a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
+SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
+
+
+def test_names_reach_a_message_without_control_characters():
+    assert printable("Bücher, 本, 👩‍🔬, α±1 %") == "Bücher, 本, 👩‍🔬, α±1 %"
+    error = ConfigError(f"{HOSTILE}: is missing")
+    assert str(error) == f"{SHOWN}: is missing"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -86,25 +85,12 @@ def test_every_mark_is_where_its_number_says():
         assert edges == pytest.approx((-0.25, 0.25), abs=0.02)
 
 
-def test_only_what_is_drawn_has_a_key():
-    key = ["here: mean and 95 % interval", "less than 1 point", "JRS"]
-    told = texts(drawn(FOUR[2:]))
-    assert told[:3] == key and "diverged" in told
-    assert drawn(FOUR[3:]) is None
-
-
 def test_long_text_is_wrapped_and_escaped():
     claim = "a claim that is longer than a phone is wide <b>&amp; \x1b"
     told = texts(drawn([finding("1", 0.0, claim=claim)]))
     lines = [text for text in told if "phone" in text or "&amp;" in text]
     assert len(lines) == 2 and all(len(line) <= LETTERS for line in lines)
     assert lines[1].endswith("<b>&amp; \\x1b (1)")
-
-
-def test_equal_differences_are_a_dot_without_an_interval():
-    figure = drawn([replace(FOUR[2], tested=assess([2.5, 2.5]))])
-    assert "+2.50 ± 0.00 (equal)" in texts(figure)
-    assert marks(figure, "circle", "seen") and not marks(figure, "path", "seen")
 
 
 def curves(steps: list[int], seen: list[float], unseen: list[float]) -> dict[str, Any]:
@@ -126,11 +112,6 @@ RESULTS = {
 }
 
 
-def of_steps(results: dict[str, Any], which: str = "_curves") -> ElementTree.Element | None:
-    findings = [finding("new", None), finding("control", None, family=CONTROL)]
-    return drawn(findings, which, results, rows=RECIPES)
-
-
 def lines(figure: ElementTree.Element) -> list[list[tuple[float, float]]]:
     """The points of the lines, without those of the grid and of the key."""
     inside = [path for path in figure.iter(f"{SVG}path") if path.get("clip-path")]
@@ -138,7 +119,8 @@ def lines(figure: ElementTree.Element) -> list[list[tuple[float, float]]]:
 
 
 def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons():
-    figure = of_steps(RESULTS)
+    findings = [finding("new", None), finding("control", None, family=CONTROL)]
+    figure = drawn(findings, "_curves", RESULTS, rows=RECIPES)
     told = texts(figure)
     assert told[-2:] == ["binomial deviance", "binomial deviance + HORDE, sketches"]
     found = lines(figure)
@@ -154,13 +136,3 @@ def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons()
     assert new[-1] == pytest.approx(places[60], abs=0.2)
     (start, *_), (middle, _), (end, _) = found[2]
     assert middle == pytest.approx((start + end) / 2, abs=0.1), "at steps 0, 10 and 20"
-
-
-def test_cosines_of_features_have_a_figure_where_they_were_kept():
-    assert of_steps({"control": RESULTS["control"]}) is None
-    kinds = ("seen_same", "seen_other", "unseen_same", "unseen_other")
-    values = dict(zip(kinds, ([0.5, 0.7], [0.5, 0.2], [0.5, 0.6], [0.5, 0.4]), strict=True))
-    kept = {"step": [0, 20], **{f"{kind}_class_cosine": of for kind, of in values.items()}}
-    figure = of_steps({"base": {0: {"curves": kept}}, "new": {}}, "_cosines")
-    rises = [start > end for (_, start), (_, end) in lines(figure)]
-    assert rises == [True, False, True, False]

@@ -1,27 +1,26 @@
-"""The page of a study: its answer, its tables, and what it says about what it lacks.
+"""The pages of a study: in Markdown, its answer, tables and what it lacks; in HTML, what to do first.
 
-tests/end_to_end/test_published_results.py compares whole pages, to the byte.
+tests/end_to_end/test_published_results.py compares whole pages in Markdown, to the byte.
 """
 
 import re
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from benchmarks.reporting.study_answer import deciding, recommended
+from benchmarks.reporting.study_answer import advice, deciding, recommended
+from benchmarks.reporting.study_html import study_html
 from benchmarks.reporting.study_page import Candidate, study_page
 from benchmarks.reporting.svg import study_figures
-from benchmarks.reporting.verdicts import Word, judge
+from benchmarks.reporting.verdicts import judge
 from benchmarks.settings import CONTROL, StudyFile
 from benchmarks.settings.study_files import Seeds, StudyRow
 from tests.benchmarks.reporting.made_study import (
     BASE,
     HALF,
-    MAP,
     NOISE,
     RECALL,
     TRIPLET,
@@ -86,12 +85,6 @@ def answer_of(study: StudyFile, results: Any) -> str:
 )  # fmt: skip
 def test_the_answer_says_how_many_and_how_much(gains, answer):
     assert answer in answer_of(*made(gains))
-
-
-def test_claims_to_be_as_good_are_counted_by_themselves():
-    comparisons = [compared("1", "a", as_good=True), compared("2", "b", as_good=True)]
-    answer = answer_of(*made({"a": 2.0, "b": -2.0}, comparisons=comparisons))
-    assert answer == "1 of 2 claims to be as good as another row hold."
 
 
 def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
@@ -204,22 +197,67 @@ def test_a_base_loss_that_chose_the_end_of_its_list_is_named():
     assert not re.search(told, page_of(*made({"a": 0.0}, rows=rows), tried=tried))
 
 
-def test_code_and_processors_that_make_a_result_less_sure_are_named():
-    study, results = made(ALL)
-    results["a"][0] |= {"processor": "B"}
-    results["b"][0] |= {"dirty": True}
-    del results["c"][0]["processor"]
-    plain = " ".join(page_of(study, results).split())
-    assert "The code of some was not committed." in plain
-    several = "several, which round differently, for `1`, `m`"
-    assert f"one for `2`, `own, sketch`; {several}; not recorded for `3`, `A/A`." in plain
+LABELS = {"base": "plain <loss>", "a": "loss + A", "b": "loss + B", "c": "loss + C"}
 
 
-def test_every_word_is_explained():
-    page = page_of(*made(ALL, agrees=MAP, margin=0.5))
-    docs = Path(__file__).parents[3] / "docs"
-    _, _, protocols = (docs / "protocols.md").read_text().partition("\n## A study\n")
-    for word in {*Word} - {Word.DIVERGED}:
-        assert f"\n| *{word}* | " in page
-        assert word in protocols.lower(), word
-    assert "within ±0.5 points |" in page
+def told(study: StudyFile, results: Any) -> list[str]:
+    return advice(study, judge(study, results), results, LABELS)
+
+
+def html_of(study: StudyFile, results: Any) -> str:
+    given = {"labels": LABELS, "tried": {row: [] for row in study.rows}}
+    given |= {"steps": {"Export it": "python -m benchmarks.export 'my run' --output exported"}}
+    about = {"registration": "Registered at `abc`.", "command": "python -m benchmarks.study toy"}
+    return study_html(study, judge(study, results), results, **about, **given)
+
+
+def test_a_gain_is_told_with_its_size_cost_and_sureness():
+    lead, sure, before = told(*without_papers({"a": 2.5, "b": 0.0}))
+    assert lead.startswith("Train with loss + A: ")
+    assert "is 2.5 points better than plain <loss> alone, by Recall@1, for 1.3 times" in lead
+    assert f"over {N} repeated trainings, the gain is between 2.3 and 2.7 " in sure
+    assert "48.00 %" in before
+
+
+@pytest.mark.parametrize(
+    ("gains", "sentence"),
+    [
+        ({"a": 0.4, "b": 0.0}, "This is a small gain, less than 1 point."),
+        ({"a": 1.0, "b": 0.0}, "The gain may be less than 1 point, so"),
+        ({"a": 0.0, "b": -2.0}, "Train with plain <loss> alone: none of the methods is worth having"),
+        ({"a": -2.0, "b": -3.0}, "How sure: any gain is unlikely, even for loss + A"),
+    ],
+)  # fmt: skip
+def test_advice_by_gain(gains, sentence):
+    assert any(one.startswith(sentence) for one in told(*without_papers(gains)))
+
+
+def test_a_better_plain_loss_is_not_hidden():
+    """A method that helps a weak loss may give less than another loss alone."""
+    comparisons = [compared("1", "a"), compared("3", "b", than="c")]
+    sentences = told(*made({"a": 1.5, "b": 0.0, "c": 9.0}, comparisons))
+    assert sentences[0].startswith("Train with loss + A")
+    assert any("But loss + C alone has 59.0 % here" in of for of in sentences)
+
+
+def test_the_page_begins_in_plain_words_and_loads_nothing():
+    page = html_of(*without_papers({"a": 1.5, "b": -2.0}))
+    first, _, rest = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).partition("<h2>")
+    assert "Train with loss + A" in first and "plain &lt;loss&gt;" in first
+    assert "±" not in first and "0123abc" not in first and "0123abc" in rest
+    assert "default-src 'none'" in page and not re.search(r"(src|href)=.?(?!data:)[\w/.]+:?/", page)
+    assert "python -m benchmarks.export &#39;my run&#39;" in page
+
+
+def test_rows_have_neutral_names_coloured_words_and_marked_best_values():
+    study, results = without_papers({"a": 1.5, "b": -2.0})
+    page = html_of(study, results)
+    assert not re.search(r"\b[ab] helps", page, re.IGNORECASE), "a claim that may be denied"
+    table = page[page.index('<div class="methods">') : page.index("</table>")]
+    assert '<span class="gain">worth having</span>' in table
+    assert '<span class="harm">harms</span>' in table
+    assert re.findall(r'class="best">([^<]+)<', table) == ["51.5", "+1.5"]
+    assert table.count("beside plain &lt;loss&gt;") == 2 and "× 1.30" in table
+    results["b"][3]["metrics"] = {}
+    page = html_of(study, results)
+    assert "diverged" in page and "<span>–</span>" in page

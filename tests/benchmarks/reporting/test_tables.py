@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.building import resolved
+from benchmarks.reporting.recipe_list import recipe_table
 from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
 from tests.benchmarks.made import DIVERGED, write_record
@@ -120,6 +121,15 @@ def test_without_runs_the_table_is_the_papers(show, capsys):
     assert "* horde: its orders are ours\n" in text
     assert main(["toy/table1"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_the_list_of_recipes_has_every_row():
+    assert [" ".join(line.split()) for line in recipe_table().splitlines()][2:12] == [
+        *("toy/table1: glyphs, test_resnet", "base 49.5 2,400"),
+        *("horde 50.0 2,400", "jrd 2,400", ""),
+        *("toy/table1: cub, test_resnet", "birds 2,400", ""),
+        *("toy/table2: glyphs, test_resnet", "again = table1/base"),
+    ]
 
 
 def test_mean_interval_and_difference_by_hand(show):
