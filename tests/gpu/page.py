@@ -42,9 +42,6 @@ too large. Times are medians of rounds in which the rows take turns, and a ratio
 of the same round.
 """
 
-NOT_ENDED = "not ended"
-"""Outcome of a part while it runs; it stays if the part's process dies."""
-
 
 def run_part(name: str, page: Path, commit: str | None) -> None:
     """Run a part unless the page says that it has passed, at this commit on this machine; exit 1 if it fails."""
@@ -57,7 +54,8 @@ def run_part(name: str, page: Path, commit: str | None) -> None:
         print(f"{name}: it has passed", file=sys.stderr)
         sys.exit(0)
 
-    def keep(part: Part, outcome: str = NOT_ENDED) -> None:
+    def keep(part: Part, outcome: str = "not ended") -> None:
+        """Without an outcome while the part runs; this stays if its process dies."""
         write_page(page, measured, others | {name: part.results(outcome)})
 
     gc.freeze()  # what is there already need not be looked through again and again
@@ -103,12 +101,3 @@ def write_page(path: Path, origin: str, results: Mapping[str, str]) -> None:
     if missing:
         text += "\n## Not run\n\n" + textwrap.fill("; ".join(missing) + ".", 116) + "\n"
     replace_file(path, text.encode())
-
-
-def mark_dead(path: Path, status: int) -> None:
-    """Say on the page that a part's process has ended before it did, where that is so."""
-    said = f"\\1failed, its process ended with status {status}"
-    text = path.read_text() if path.exists() else ""
-    marked = re.sub(rf"(\n`\w+`: ){NOT_ENDED}", said, text)
-    if marked != text:
-        replace_file(path, marked.encode())
