@@ -16,8 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import upstream
 
-LOSSES = Path("src/pytorch_metric_learning/losses")
-WRAPPER = Path("src/pytorch_metric_learning/utils/distributed.py")
+PACKAGE = "src/pytorch_metric_learning"
 PATCH = upstream.SOURCES / "distributed" / "docs" / "distributed.md.patch"
 DOCUMENTS = {
     "CONTENTS.md": "### [Losses](x)\n"
@@ -45,7 +44,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pml")
     installed = Path(pytorch_metric_learning.__file__).parent
     unneeded = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(installed, folder / "src/pytorch_metric_learning", ignore=unneeded)
+    shutil.copytree(installed, folder / PACKAGE, ignore=unneeded)
     for name, text in DOCUMENTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -95,8 +94,8 @@ def test_refuses_to_overwrite_and_to_commit_beside_changes(
     clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = shutil.copytree(clone, tmp_path / "outer" / "pml")
-    (tree / LOSSES / "horde_loss.py").write_text("another\n")
-    (tree / WRAPPER).write_text("another\n")
+    for name in "losses/horde_loss.py", "utils/distributed.py":
+        (tree / PACKAGE / name).write_text("another\n")
     before = git(tree, "status", "--porcelain")
     for system, more, message in (
         ("horde", (), "horde_loss.py: is there with another content"),

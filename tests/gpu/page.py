@@ -89,15 +89,13 @@ def read_page(path: Path, origin: str) -> dict[str, str]:
 
 def write_page(path: Path, origin: str, results: Mapping[str, str]) -> None:
     """Write the page with the results so far; one line names the parts without any."""
-    text, missing = INTRODUCTION.format(origin=origin), []
+    text = INTRODUCTION.format(origin=origin)
     for name, part in PARTS.items():
         title, _, about = str(part.__doc__).partition("\n\n")
-        title = title.rstrip(".")
         if name not in results:
-            missing.append(f"{title[0].lower()}{title[1:]} (`{name}`)")
             continue
-        text += f"\n## {title}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
+        text += f"\n## {title.rstrip('.')}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
         text += f"\n`{name}`: {results[name]}\n"
-    if missing:
-        text += "\n## Not run\n\n" + textwrap.fill("; ".join(missing) + ".", 116) + "\n"
+    if missing := [f"`{name}`" for name in PARTS if name not in results]:
+        text += f"\n## Not run\n\n{', '.join(missing)}.\n"
     replace_file(path, text.encode())
