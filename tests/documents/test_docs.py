@@ -1,10 +1,13 @@
-"""The Python examples of the documents run, in their order, as one script per document."""
+"""The Python examples of the documents run, in their order, as one script per document; and the notebooks."""
 
+import json
+import os
 import re
 import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,8 @@ def examples(text: str) -> list[str]:
 
 EXAMPLES = {page: blocks for page in PAGES if (blocks := examples(page.read_text()))}
 assert len(EXAMPLES) > 6
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+assert NOTEBOOKS
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in PML's trainers
@@ -75,3 +80,34 @@ def test_the_figure_of_the_results_is_up_to_date() -> None:
     from results_figure import figure
 
     assert (ROOT / "docs" / "results.svg").read_bytes() == figure()
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebooks_outputs_are_kept_and_small(path: Path) -> None:
+    text = path.read_text()
+    cells = code_cells(json.loads(text))
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert outputs and len(text) < 64 * 1024
+    assert all(o["output_type"] != "error" and o.get("name") != "stderr" for o in outputs)
+    for place in (str(ROOT), str(Path.home()), "site-packages"):
+        assert place not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PHOTOS", raising=False)
+    notebook = nbformat.read(path, 4)
+    kept = [bool(cell.outputs) for cell in code_cells(notebook)]
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=1200, resources=resources).execute()
+    # A cell that printed prints.
+    assert kept == [bool(cell.outputs) for cell in code_cells(notebook)]

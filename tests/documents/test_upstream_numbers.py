@@ -110,19 +110,6 @@ def test_joint_similarity(reducer: Any, mined: Any) -> None:
     assert_same(found, ours(x, LABELS, tuples, features={"pooled": pooled}), [x, pooled])
 
 
-def test_joint_similarity_beside_classification() -> None:
-    """The example of its documents is the paper's whole objective."""
-    x, pooled = random(8, 5), random(8, 7)
-    ours = library.JRDLoss(num_classes=8, embedding_size=5, similarity_weight=0.4).double()
-    W = ours.metric.W
-    classes = losses.CosFaceLoss(8, 5, margin=0.1, scale=20)
-    classes.W = W
-    theirs = offered("joint_similarity", "losses.jrs_loss").JRSLoss(num_kernels=[3, 3, 1])
-    similarity = theirs(x, LABELS, features=[pooled, classes.get_logits(x)])
-    found = classes(x, LABELS) + 0.4 * similarity
-    assert_same(found, ours(x, LABELS, features={"pooled": pooled}), [x, pooled, W])
-
-
 @pytest.mark.parametrize("options", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
 @pytest.mark.parametrize("within", [True, False])
 def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
@@ -138,7 +125,7 @@ def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
     assert len(found) == 8
 
 
-CASES = ("triplet", "arcface, not in a sum", "proxy anchor", "HORDE of arcface", "variance")
+CASES = ("triplet", "proxy anchor", "HORDE of arcface", "variance")
 
 
 def measure(processes: Processes, source: str) -> list[dict[str, Any]]:

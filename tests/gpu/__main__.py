@@ -9,20 +9,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.gpu.page import NO_GPU, PARTS, mark_dead, run_part
+from tests.gpu.page import NO_GPU, PARTS, run_part
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
-    parser.add_argument(
-        "--page", type=Path, default=Path("docs/gpu.md"), help="default: docs/gpu.md"
-    )
+    parser.add_argument("--page", type=Path, default=Path("docs/gpu.md"))
     parser.add_argument("--commit", help="of these files, if git does not know it")
     options = parser.parse_args(argv)
     statuses = []
     for name in PARTS:
         statuses.append(run_apart(name, options.page, options.commit))
-        mark_dead(options.page, statuses[-1])
         if statuses[-1] == NO_GPU:
             break
     return next(filter(None, statuses), 0)

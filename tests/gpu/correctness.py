@@ -1,12 +1,12 @@
 """Checks against float64."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing import spawn
 from torch.nn import functional as F
 
@@ -42,14 +42,10 @@ PAPER = {True: Sizes(2, 16, 16, 8, 64, 3, 4), False: Sizes(40, 64, 1024, 512, 81
 """Sizes of the parts; True: tiny."""
 
 
-def check_losses(part: Part) -> None:
-    """All losses, each in three precisions; a loss with an error does not keep the others from their checks."""
+def check_loss(part: Part, name: str) -> None:
+    """A loss in three precisions."""
     sizes = SMALL[part.tiny]
-    for name, make in LOSSES.items():
-        part.run(name, 3, partial(check_loss, part, name, make(sizes), draw_inputs(sizes)))
-
-
-def check_loss(part: Part, name: str, loss: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+    loss, inputs = LOSSES[name](sizes), draw_inputs(sizes)
     expected = value_and_gradients(loss, inputs, CPU, torch.float64)
     found = value_and_gradients(loss, inputs, part.device, torch.float32)
     part.check(f"{name}, float32", found, expected, FLOAT32)
@@ -227,7 +223,8 @@ def correctness(part: Part) -> None:
     with tempfile.TemporaryDirectory() as folder:
         # Early, since importing takes seconds.
         processes = spawn(share_batch, (part.device.type, folder), nprocs=2, join=False)
-        part.run("losses", 15, partial(check_losses, part))
+        for name in LOSSES:
+            part.run(name, 3, partial(check_loss, part, name))
         for kind in ("trained", "random", "sketched"):
             part.run(f"{kind} moments", 8, partial(check_moments, part, kind))
         part.run("ranks", 4, lambda: Retrieval(part, 3000, 64, 400, (1, 10, 50)).check(1e-6))

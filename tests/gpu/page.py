@@ -42,9 +42,6 @@ too large. Times are medians of rounds in which the rows take turns, and a ratio
 of the same round.
 """
 
-NOT_ENDED = "not ended"
-"""Outcome of a part while it runs; it stays if the part's process dies."""
-
 
 def run_part(name: str, page: Path, commit: str | None) -> None:
     """Run a part unless the page says that it has passed, at this commit on this machine; exit 1 if it fails."""
@@ -57,7 +54,8 @@ def run_part(name: str, page: Path, commit: str | None) -> None:
         print(f"{name}: it has passed", file=sys.stderr)
         sys.exit(0)
 
-    def keep(part: Part, outcome: str = NOT_ENDED) -> None:
+    def keep(part: Part, outcome: str = "not ended") -> None:
+        """Without an outcome while the part runs; this stays if its process dies."""
         write_page(page, measured, others | {name: part.results(outcome)})
 
     gc.freeze()  # what is there already need not be looked through again and again
@@ -91,24 +89,13 @@ def read_page(path: Path, origin: str) -> dict[str, str]:
 
 def write_page(path: Path, origin: str, results: Mapping[str, str]) -> None:
     """Write the page with the results so far; one line names the parts without any."""
-    text, missing = INTRODUCTION.format(origin=origin), []
+    text = INTRODUCTION.format(origin=origin)
     for name, part in PARTS.items():
         title, _, about = str(part.__doc__).partition("\n\n")
-        title = title.rstrip(".")
         if name not in results:
-            missing.append(f"{title[0].lower()}{title[1:]} (`{name}`)")
             continue
-        text += f"\n## {title}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
+        text += f"\n## {title.rstrip('.')}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
         text += f"\n`{name}`: {results[name]}\n"
-    if missing:
-        text += "\n## Not run\n\n" + textwrap.fill("; ".join(missing) + ".", 116) + "\n"
+    if missing := [f"`{name}`" for name in PARTS if name not in results]:
+        text += f"\n## Not run\n\n{', '.join(missing)}.\n"
     replace_file(path, text.encode())
-
-
-def mark_dead(path: Path, status: int) -> None:
-    """Say on the page that a part's process has ended before it did, where that is so."""
-    said = f"\\1failed, its process ended with status {status}"
-    text = path.read_text() if path.exists() else ""
-    marked = re.sub(rf"(\n`\w+`: ){NOT_ENDED}", said, text)
-    if marked != text:
-        replace_file(path, marked.encode())

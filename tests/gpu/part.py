@@ -42,22 +42,22 @@ class Part:
         """Take a step of the part if so many seconds are left; its error is kept."""
         left = self.end - time.monotonic()
         if left < seconds:
-            self.leave_out(f"{what} (no time)")
+            self.left_out.append(f"{what} (no time)")
+            self.keep(self)
             return
         print(f"  {left:7.1f} s left: {what}", file=sys.stderr, flush=True)
         try:
-            free_memory()
+            if (
+                torch.cuda.is_initialized()
+            ):  # free what earlier steps have left, count the peak anew
+                gc.collect()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
             step()
-        except ModuleNotFoundError as error:
-            self.leave_out(f"{what} (needs {error.name})")
         except Exception as error:
             traceback.print_exc()
             said = " ".join(str(error).split())[:300]
             self._fail(f"{what}: {type(error).__name__}: {said}")
-
-    def leave_out(self, what: str) -> None:
-        self.left_out.append(what)
-        self.keep(self)
 
     def check(self, name: str, found: Any, expected: Any, bound: float) -> None:
         """Compare a number, a tensor or a list of them with the expected ones.
@@ -104,11 +104,3 @@ class Part:
         if self.left_out:
             blocks.append(f"Left out: {'; '.join(self.left_out)}.")
         return "\n\n".join([f"{outcome}.", *blocks])
-
-
-def free_memory() -> None:
-    """Give back what earlier steps have left on the GPU, and count its peak anew."""
-    if torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

@@ -104,18 +104,6 @@ class Steps:
             self.step(*self.trained[name])
 
 
-def tell_rates(part: Part) -> Rates:
-    rates = measure_rates(part.tiny, part.device)
-    rows = [
-        [f"matrix products, {name}", f"{x / 1e12:,.4g} TFLOP/s"]
-        for name, x in rates.products.items()
-    ]
-    rows += [["copy, read and written", f"{rates.copy / 1e9:,.0f} GB/s"]]
-    rows += [["launches of small kernels", f"{rates.launch * 1e6:.1f} µs each"]]
-    part.tell(Table(["this card", "rate"], rows).markdown())
-    return rates
-
-
 def measure_steps(part: Part, trunk: str, images: int, rates: Rates) -> None:
     """The table of one trunk and batch."""
     steps = Steps(part, trunk, images)
@@ -186,7 +174,14 @@ def steps(part: Part) -> None:
     them. Launches of kernels are not in the floor: what adds next to no work still has to launch. Memory is the
     growth of the peak of torch's allocator in a step.
     """
-    rates = tell_rates(part)
+    rates = measure_rates(part.tiny, part.device)
+    rows = [
+        [f"matrix products, {name}", f"{x / 1e12:,.4g} TFLOP/s"]
+        for name, x in rates.products.items()
+    ]
+    rows += [["copy, read and written", f"{rates.copy / 1e9:,.0f} GB/s"]]
+    rows += [["launches of small kernels", f"{rates.launch * 1e6:.1f} µs each"]]
+    part.tell(Table(["this card", "rate"], rows).markdown())
     benchmark = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
     with benchmark, matmul_precision("high"):  # as in a training that shall be fast
         for images, seconds in ((40, 14), (112, 18))[: 1 if part.tiny else 2]:

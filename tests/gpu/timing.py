@@ -1,6 +1,5 @@
 """Times, rates and counts on a device."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,21 +7,7 @@ from functools import partial
 
 import torch
 
-
-def wait() -> None:
-    """Wait for everything that a GPU has been asked for."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def seconds_of(run: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of a call, of several without a wait between them."""
-    wait()
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    wait()
-    return (time.perf_counter() - start) / calls
+from benchmarks.speed.measuring import Comparison
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -30,11 +15,11 @@ def peak_bytes(run: Callable[[], object]) -> int:
     if not torch.cuda.is_initialized():
         run()
         return 0
-    wait()
+    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     run()
-    wait()
+    torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 
 
@@ -66,8 +51,12 @@ def measure_rates(tiny: bool, device: torch.device) -> Rates:
     n, numbers, launches = (64, 2**10, 10) if tiny else (8192, 2**28, 2000)
 
     def least(run: Callable[[], object], calls: int) -> float:
-        run()
-        return min(seconds_of(run, calls) for _ in range(3))
+        def several() -> None:  # without a wait between them
+            for _ in range(calls):
+                run()
+
+        times, _ = Comparison("", "", {"": several}, rounds=3, memory=None).measure(tiny)
+        return min(times[""]) / calls
 
     products = {}
     for name, (dtype, precision) in PRECISIONS.items():

@@ -91,21 +91,16 @@ def semihard(vectors: np.ndarray, labels: Sequence[int]) -> list[tuple[int, int,
 
 def ecaml_n_pair(vectors: np.ndarray, labels: Sequence[int]) -> float:
     """ECAML, eq. 9, a term for each positive of an image: inner products of the vectors as they are."""
-    return math.fsum(n_pair_terms(vectors, labels).values())
-
-
-def n_pair_terms(vectors: np.ndarray, labels: Sequence[int]) -> dict[tuple[int, int], float]:
-    """log(1 + sum_j exp(x_i^T x_j - x_i^T x_p)) of each positive pair (i, p)."""
     positive, negative = all_pairs(labels)
-    terms = {}
+    terms = []  # log(1 + sum_j exp(x_i^T x_j - x_i^T x_p)) of each positive pair (i, p)
     for i, p in positive:
         gaps = [
             dot(vectors[i], vectors[j]) - dot(vectors[i], vectors[p]) for a, j in negative if a == i
         ]
         highest = max([0.0, *gaps])
         total = math.exp(-highest) + math.fsum(math.exp(gap - highest) for gap in gaps)
-        terms[i, p] = highest + math.log(total)
-    return terms
+        terms.append(highest + math.log(total))
+    return math.fsum(terms)
 
 
 def ecaml_binomial(vectors: np.ndarray, labels: Sequence[int]) -> float:

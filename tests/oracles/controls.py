@@ -17,12 +17,8 @@ def cosine_power(a: np.ndarray, b: np.ndarray, power: float) -> float:
 
 def centred(vectors: np.ndarray) -> np.ndarray:
     """The vectors less their mean, entry by entry."""
-    result = np.zeros(vectors.shape)
-    for j in range(vectors.shape[1]):
-        mean = math.fsum(float(v) for v in vectors[:, j]) / len(vectors)
-        for i in range(len(vectors)):
-            result[i, j] = vectors[i, j] - mean
-    return result
+    means = [math.fsum(float(v) for v in column) / len(vectors) for column in vectors.T]
+    return vectors - np.array(means)
 
 
 def binomial_deviance(

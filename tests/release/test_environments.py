@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,34 +58,25 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return unpacked, wheel
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
-def python(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterator[Path]:
-    """The interpreter of an environment that has the wheel: gigabytes, removed when its tests are done."""
-    version, bounds = request.param
-    with tempfile.TemporaryDirectory() as name:
-        folder, made = Path(name), Path(name) / "bin" / "python"
-        run(interpreter(version), "-m", "venv", name, folder=folder)
-        pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run(*pip, packages[1], *bounds, "timm", *TESTS_NEED, folder=folder)
-        yield made
-
-
-def test_the_example_of_readme_runs_without_a_warning(python: Path, tmp_path: Path) -> None:
-    (example,) = EXAMPLES[ROOT / "README.md"]
-    where = "\nimport pml_regularizers\nprint(pml_regularizers.__file__, pml_regularizers.__version__)\n"
-    (tmp_path / "example.py").write_text(example + where)
-    file, version = run(python, "-W", "error", "example.py", folder=tmp_path).split()
-    assert Path(file).is_relative_to(python.parents[1])
-    shown = run(python, "-m", "pip", "show", "pml-regularizers", folder=tmp_path)
-    assert f"Version: {version}\n" in shown
-
-
-def test_the_library_passes_its_tests(
-    python: Path, packages: tuple[Path, Path], request: pytest.FixtureRequest
+@pytest.mark.parametrize(("version", "bounds"), CASES.values(), ids=CASES)
+def test_the_wheel_runs_readmes_example_and_passes_the_librarys_tests(
+    version: str, bounds: list[str], packages: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    bounds = request.node.callspec.params["python"][1]
-    # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton.
-    eager = ["-k", "not compile and not interpreter"] if bounds else []
-    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    printed = run(python, "-m", "pytest", *options, *eager, "tests/library", folder=packages[0])
-    assert int(re.findall(r"(\d+) passed", printed)[-1]) > 300
+    unpacked, wheel = packages
+    with tempfile.TemporaryDirectory() as name:  # gigabytes, removed at once
+        python = Path(name) / "bin" / "python"
+        run(interpreter(version), "-m", "venv", name, folder=tmp_path)
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        run(*pip, "install", "--quiet", wheel, *bounds, "timm", *TESTS_NEED, folder=tmp_path)
+
+        (example,) = EXAMPLES[ROOT / "README.md"]
+        where = "\nimport pml_regularizers\nprint(pml_regularizers.__file__)\n"
+        (tmp_path / "example.py").write_text(example + where)
+        file = run(python, "-W", "error", "example.py", folder=tmp_path).strip()
+        assert Path(file).is_relative_to(name)
+
+        # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton.
+        eager = ["-k", "not compile and not interpreter"] if bounds else []
+        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *eager]
+        printed = run(python, "-m", "pytest", *options, "tests/library", folder=unpacked)
+        assert int(re.findall(r"(\d+) passed", printed)[-1]) > 300

@@ -23,6 +23,7 @@ class Count(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.storages: list[int] = []
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._history: list[dict[int, tuple[StorageWeakRef, int]]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,11 +36,8 @@ class Count(TorchDispatchMode):
         for key in made.keys() - _storages((args, kwargs)).keys() - self._live.keys():
             self._live[key] = StorageWeakRef(made[key]), made[key].nbytes()
             self.storages.append(made[key].nbytes())
-        self.after_operation()
+        self._history.append(dict(self._live))
         return result
-
-    def after_operation(self) -> None:
-        """For what is counted after each."""
 
 
 class Peak(Count):
@@ -47,13 +45,6 @@ class Peak(Count):
 
     Counted after every operation; what one allocates inside and frees again does not show.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._history: list[dict[int, tuple[StorageWeakRef, int]]] = []
-
-    def after_operation(self) -> None:
-        self._history.append(dict(self._live))
 
     def bytes(self, without: Sequence[Tensor]) -> int:
         """The most at once, some tensors that are still there left out."""

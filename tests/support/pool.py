@@ -39,9 +39,6 @@ class Processes:
         dist.all_reduce(tensor)
         return tensor
 
-    def wait_for_everyone(self) -> None:
-        dist.barrier()
-
 
 class Pool:
     """Up to `size` processes; they start with the first function, and again after a failure."""
