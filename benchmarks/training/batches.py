@@ -96,9 +96,8 @@ class StepSampler(Sampler[list[Key]]):
         if self._by_class is None:
             yield generator.permutation(self._images_per_epoch).tolist()
             return
-        classes = np.sort(
-            self._by_class.labels
-        )  # PML shuffles them in place, an array faster than a list
+        # PML shuffles them in place, an array faster than a list.
+        classes = np.sort(self._by_class.labels)
         while True:
             self._by_class.labels = classes
             others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator

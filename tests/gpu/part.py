@@ -47,9 +47,8 @@ class Part:
             return
         print(f"  {left:7.1f} s left: {what}", file=sys.stderr, flush=True)
         try:
-            if (
-                torch.cuda.is_initialized()
-            ):  # free what earlier steps have left, count the peak anew
+            # Free what earlier steps have left, and count the peak anew.
+            if torch.cuda.is_initialized():
                 gc.collect()
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
