@@ -152,7 +152,7 @@ def gradient_norm_ratios(
             gradients = torch.autograd.grad(
                 loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
             )
-        squares = _squares(tensors, gradients)
+        squares = dict(zip(tensors, map(_square, tensors, gradients), strict=True))
         norms[name] = {
             place: torch.stack([squares[tensor] for tensor in inside]).sum().sqrt()
             for place, inside in places.items()
@@ -198,27 +198,13 @@ def _check_static_graph(losses: Iterable[Tensor]) -> None:
             )
 
 
-def _squares(tensors: Iterable[Tensor], gradients: Iterable[Tensor]) -> dict[Tensor, Tensor]:
-    """Squares of the gradients' norms over all processes, in float64."""
-    copies = (gradient.to(torch.float64, copy=True) for gradient in gradients)
-    pairs = zip(tensors, copies, strict=True)
-    if world_size() == 1:
-        return {tensor: gradient.square().sum() for tensor, gradient in pairs}
-    wide = dict(pairs)
-    # Of parameters, the sum is squared; dividing it, as an average does, would change no ratio.
-    _sum_over_processes([of for tensor, of in wide.items() if isinstance(tensor, nn.Parameter)])
-    squares = {tensor: gradient.square().sum() for tensor, gradient in wide.items()}
-    _sum_over_processes(
-        [of for tensor, of in squares.items() if not isinstance(tensor, nn.Parameter)]
-    )
-    return squares
-
-
-def _sum_over_processes(tensors: list[Tensor]) -> None:
-    """Sum each tensor over all processes, in place; all are sent at once."""
-    if tensors:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat)
-        sums = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, summed in zip(tensors, sums, strict=True):
-            tensor.copy_(summed.view_as(tensor))
+def _square(tensor: Tensor, gradient: Tensor) -> Tensor:
+    """Square of a gradient's norm over all processes, in float64."""
+    gradient = gradient.to(torch.float64, copy=True).contiguous()
+    averaged = isinstance(tensor, nn.Parameter)
+    if world_size() > 1 and averaged:
+        dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
+    square = gradient.square().sum()
+    if world_size() > 1 and not averaged:
+        dist.all_reduce(square)
+    return square

@@ -47,6 +47,8 @@ PRESENT = (
 """Packages that are not brought, with all that they need."""
 
 MANIFEST = "manifest.json"
+PARTS = {MANIFEST, "repository", "wheels", "weights", "photographs", "site"}
+KEYS = {"commit", "python", "files"}  # of the manifest
 BRANCH = "bundle"
 MARK = "offline-bundle"
 """A file in a repository that `open` has put in place: the commit it was made at."""
@@ -79,8 +81,12 @@ def digest(path: Path) -> str:
 
 
 def refuse_other(folder: Path) -> None:
-    if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
-        raise SystemExit(f"{folder}: is neither empty nor a bundle; name another folder")
+    """Refuse to take the place of anything else than a bundle, made or opened, with nothing beside it."""
+    if not folder.exists():
+        return
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if names and not (MANIFEST in names <= PARTS and read_manifest(folder).keys() >= KEYS):
+        raise SystemExit(f"{folder}: is neither empty nor a bundle alone; name another folder")
 
 
 def make_whole(path: Path, fill: Callable[[Path], object]) -> None:
@@ -101,7 +107,7 @@ def make_whole(path: Path, fill: Callable[[Path], object]) -> None:
 
 def make(arguments: argparse.Namespace) -> None:
     sys.path.insert(0, str(ROOT))
-    folder: Path = arguments.folder
+    folder: Path = arguments.folder.resolve()
     refuse_other(folder)
     if changed := git("status", "--porcelain", "--untracked-files=no").splitlines():
         raise SystemExit(f"{ROOT}: tracked files have changes, commit them: {changed[0]}")

@@ -63,7 +63,7 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
             rows = rf"^\| \[\*\*(\w+)\*\*\]\(\S+/{page}\b.*\n"
             text = _with_lines(_read(tree, path), text, rows)
         elif path.suffix == ".md":
-            text = _with_section(_read(tree, path), text)
+            text = _with_section(_read(tree, path), text, path)
         elif (tree / path).exists() and _read(tree, path) != text:
             raise UpstreamError(f"{path}: is there with another content; take a tree without it")
         planned[path] = text.encode()
@@ -105,18 +105,22 @@ def _with_lines(old: str, lines: str, pattern: str) -> str:
         if line not in old:
             (named,) = re.findall(pattern, line)
             places = list(re.finditer(pattern, old, re.MULTILINE))
+            if any(place[1] == named for place in places):
+                raise UpstreamError(f"{named}: is there in another line; expected {line.strip()}")
             later = [place.start() for place in places if place[1].lower() > named.lower()]
             at = min(later) if later else places[-1].end()
             old = old[:at] + line + old[at:]
     return old
 
 
-def _with_section(old: str, section: str) -> str:
+def _with_section(old: str, section: str, path: Path) -> str:
     """`old` with the section before the first heading that is named after it."""
     if section in old:
         return old
     level, named = re.findall(r"\A(##+) (\w+)\n", section)[0]
-    headings = re.finditer(rf"^{level} +(\w+)", old, re.MULTILINE)
+    headings = list(re.finditer(rf"^{level} +(\w+)", old, re.MULTILINE))
+    if any(found[1] == named for found in headings):
+        raise UpstreamError(f"{path}: has another section {named}; remove it first")
     later = [found.start() for found in headings if found[1].lower() > named.lower()]
     if not later:
         return f"{old.rstrip()}\n\n\n{section}"

@@ -134,23 +134,24 @@ def _may_name_a_file(option: str) -> bool:
 
 
 def _without_plain(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of `PLAIN` that options give as --NAME=VALUE, and the other options.
+    """The values of `PLAIN` that options give, and the other options, if all are of the form --NAME=VALUE.
 
-    Where they are also given in another way, such as --data={fold: 1}, the parser has all of them.
+    Else, and where a value is given in another way, too, such as --data={fold: 1}, the parser has all of them.
     """
     found, others = dict[str, Any](), list[str]()
-    ways = {"--data", *(f"--{name}" for name in PLAIN)}
     for option in options:
-        name, _, value = option.removeprefix("--").partition("=")
-        if option.startswith(f"--{name}=") and name in PLAIN:
+        name, equals, value = option.partition("=")
+        name = name.removeprefix("--")
+        if not (equals and option.startswith("--")) or name == "data":
+            return {}, list(options)
+        if name in PLAIN:
             with suppress(TypeError, ValueError):
                 content = load_yaml(value)
-                if f"{content}" == value and type(content) in (int, str):
+                if f"{content}" == value and type(content) in (int, str) and value[:1] != "-":
                     found[name] = PLAIN[name](content)
                     continue
-        others.append(option)
-        if option.partition("=")[0] in ways:
             return {}, list(options)
+        others.append(option)
     return found, others
 
 

@@ -152,7 +152,13 @@ def test_nothing_else_is_overwritten_or_bundled(
     project: Path, data: dict[str, Path], tmp_path: Path
 ) -> None:
     folder, photographs = make(tmp_path / "bundle", {}), data["photographs"]
-    for command in ("make", photographs), ("open", folder, photographs):
+    foreign, mixed = tmp_path / "foreign", shutil.copytree(folder, tmp_path / "mixed")
+    foreign.mkdir()
+    (foreign / "manifest.json").write_text('{"name": "app"}')
+    (mixed / "runs").mkdir()
+    (mixed / "manifest.json").write_text('{"commit": "", "python": "", "files": {}}')
+    commands = [("open", folder, target) for target in (photographs, foreign, mixed)]
+    for command in (("make", photographs), *commands):
         with pytest.raises(SystemExit, match="is neither empty nor a bundle"):
             offline_bundle.main([str(word) for word in command])
     with pytest.raises(SystemExit, match="holds no images"):
@@ -161,7 +167,7 @@ def test_nothing_else_is_overwritten_or_bundled(
     with pytest.raises(SystemExit, match=r"tracked files have changes, .* code/file\.py"):
         make(tmp_path / "changed", data)
     assert not {*tmp_path.glob("empty*"), *tmp_path.glob("changed*")}
-    assert (photographs / "notes.txt").exists()
+    assert (photographs / "notes.txt").exists() and (mixed / "runs").exists()
 
 
 def test_missing_packages_are_those_that_no_present_one_brings() -> None:

@@ -96,8 +96,11 @@ def test_refuses_to_overwrite_and_to_commit_beside_changes(
     tree = shutil.copytree(clone, tmp_path / "outer" / "pml")
     for name in "losses/horde_loss.py", "utils/distributed.py":
         (tree / PACKAGE / name).write_text("another\n")
+    with (tree / "docs" / "losses.md").open("a") as page:
+        page.write("\n\n## EnergyConfusionLoss\nanother\n")
     before = git(tree, "status", "--porcelain")
     for system, more, message in (
+        ("energy_confusion", (), "has another section EnergyConfusionLoss"),
         ("horde", (), "horde_loss.py: is there with another content"),
         ("distributed", (), "distributed.py.patch does not apply"),
         ("variance", ("--branch",), "expected a clean work tree"),

@@ -127,7 +127,8 @@ def test_parsed_again_it_is_the_same_and_its_own():
     [
         *(["--seed=3"], ["--data.fold=2"], ["--output=./a//b c"], ["--output=null"]),
         *(["--output=5"], ["--seed=1", "--seed", "2"], ["--data.fold=1", "--data={fold: 3}"]),
-        *(["--seed=010"], ["--seed=4294967296"], ["--data.fold=1.5"]),
+        *(["--seed=010"], ["--seed=4294967296"], ["--data.fold=1.5"], ["--output=--"]),
+        ["--optimization.steps", "--seed=5", "6"],
     ],
 )
 def test_without_its_parser_an_option_means_the_same(options, monkeypatch):
