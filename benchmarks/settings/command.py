@@ -96,29 +96,26 @@ def _settings(
     Parsing is slow, and a study asks for many that differ in little: what was parsed is kept.
     """
     plain, others = _without_plain(options)
+    _check_values(others)
     try:
         layered = repr(layers)
-        key = layered, tuple(others)
-        stages, parsed = _stages.get(layered), _parsed.get(key)
-        if stages is None or parsed is None:
-            _check_values(others)
-            if stages is None:
-                stages = [None]
-                for layer in layers:
-                    stages.append(parser.parse_object(layer, stages[-1]))
+        if layered not in _stages:
+            stages: list[Any] = [None]
+            for layer in layers:
+                stages.append(parser.parse_object(layer, stages[-1]))
+            _stages[layered] = stages
+        stages, key = _stages[layered], (layered, tuple(others))
+        if (parsed := _parsed.get(key)) is None:
             settings = parser.parse_args(others, stages[-1]) if others else stages[-1]
             text = parser.dump(settings, format="json", skip_validation=True)
             parsed = pickle.dumps((settings, json.loads(text)))
-            if len(_parsed) > 500:
-                _parsed.clear()
-                _stages.clear()
-            _stages[layered] = stages
-            if not any(map(_may_name_a_file, others)):
-                _parsed[key] = parsed
-    except ConfigError:
-        raise
     except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(_line(error, parser)) from error
+    if len(_parsed) > 500:
+        _parsed.clear()
+        _stages.clear()
+    if not any(map(_may_name_a_file, others)):
+        _parsed[key] = parsed
     settings, config = pickle.loads(parsed)
     for name, value in plain.items():
         *groups, last = name.split(".")
