@@ -131,7 +131,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         shown = output.with_suffix(".html")
         labels, neighbours = study.labels(), _neighbours(study, findings, found)
         html = reporting.study_html(
-            *measured, labels=labels, steps=steps, neighbours=neighbours, **about
+            *measured,
+            figures=drawn,
+            labels=labels,
+            steps=steps,
+            neighbours=neighbours,
+            **about,
         )
         replace_file(shown, html.encode())
         print("\n".join(reporting.advice(*measured, labels)))

@@ -13,7 +13,7 @@ from benchmarks.reporting.comparison import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.study_answer import advice, cost
 from benchmarks.reporting.study_page import Tried, study_content, verdict
-from benchmarks.reporting.svg import colour_of, study_figures
+from benchmarks.reporting.svg import colour_of, forests
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, outputs_of
 from benchmarks.settings import Comparison, StudyFile
@@ -31,6 +31,7 @@ def study_html(
     findings: Sequence[Finding],
     results: Results,
     *,
+    figures: Mapping[str, bytes],
     labels: Mapping[str, str],
     tried: Tried,
     registration: str,
@@ -41,13 +42,14 @@ def study_html(
     """The page in HTML; other arguments as for `study_page`.
 
     Args:
+        figures: Those of `study_figures`; the differences are drawn anew, with the methods' names.
         labels: The names of the rows' methods.
         steps: What to do next: {title: command}.
         neighbours: The section of nearest neighbours, in HTML; default: none.
     """
     lead, *more = advice(study, findings, results, labels)
     study, findings = neutral(study, findings, labels)
-    drawn = study_figures(study, findings, results, right="better")
+    drawn = {**figures, **forests(study, findings, right="better")}
     main = [of for of in findings if of.comparison.family == MAIN]
     rows = methods(study, main, results, labels)
     means = [one.mean for row in rows for one in row["means"] if one]

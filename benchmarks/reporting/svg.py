@@ -3,10 +3,8 @@
 Text stands above what it tells about, so that a phone shows it large enough.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -69,22 +67,39 @@ DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
 
 
 def study_figures(
-    study: StudyFile, findings: Sequence[Finding], results: Results, *, right: str = "as claimed"
+    study: StudyFile, findings: Sequence[Finding], results: Results
 ) -> dict[str, bytes]:
-    """The SVG files that have something to show; `right` says what a difference right of 0 means.
+    """The SVG files that have something to show.
+
+    Besides `forests`, "_curves" has the compared rows over the steps of a training, "_cosines" likewise those of
+    features.
+    """
+    judged = [of for part in _parts(findings).values() for of in part]
+    drawn = {
+        "_curves": curves(study, judged, results, RECALLS),
+        "_cosines": curves(study, judged, results, COSINES),
+    }
+    return forests(study, findings) | {name: figure for name, figure in drawn.items() if figure}
+
+
+def forests(
+    study: StudyFile, findings: Sequence[Finding], right: str = "as claimed"
+) -> dict[str, bytes]:
+    """The files of differences; `right` says what one right of 0 means.
 
     "" has the main comparisons by method, with their pooled effects, "_mechanisms" all others by family except
-    controls, and "_curves" the compared rows over the steps of a training, "_cosines" likewise those of features.
+    controls.
     """
-    main = [of for of in findings if of.comparison.family == MAIN]
-    others = [of for of in findings if of.comparison.family not in (MAIN, CONTROL)]
-    drawn = {
-        "": forest(study, main, right),
-        "_mechanisms": forest(study, others, right),
-        "_curves": curves(study, [*main, *others], results, RECALLS),
-        "_cosines": curves(study, [*main, *others], results, COSINES),
-    }
+    drawn = {name: forest(study, of, right) for name, of in _parts(findings).items()}
     return {name: figure for name, figure in drawn.items() if figure}
+
+
+def _parts(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings of each file of `forests`."""
+    return {
+        "": [of for of in findings if of.comparison.family == MAIN],
+        "_mechanisms": [of for of in findings if of.comparison.family not in (MAIN, CONTROL)],
+    }
 
 
 class Drawing:
@@ -255,9 +270,4 @@ def curves(
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
     labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
-    return _drawn(json.dumps([{labels[row]: kept[row] for row in rows}, panels]))
-
-
-@lru_cache(maxsize=4)  # the pages in Markdown and in HTML show the same curves
-def _drawn(curves_and_panels: str) -> bytes:
-    return curves_svg(*json.loads(curves_and_panels), singles=False).encode()
+    return curves_svg({labels[row]: kept[row] for row in rows}, panels, singles=False).encode()

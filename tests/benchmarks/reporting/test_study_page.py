@@ -208,7 +208,8 @@ def html_of(study: StudyFile, results: Any) -> str:
     given = {"labels": LABELS, "tried": {row: [] for row in study.rows}}
     given |= {"steps": {"Export it": "python -m benchmarks.export 'my run' --output exported"}}
     about = {"registration": "Registered at `abc`.", "command": "python -m benchmarks.study toy"}
-    return study_html(study, judge(study, results), results, **about, **given)
+    measured = study, judge(study, results), results
+    return study_html(*measured, figures=study_figures(*measured), **about, **given)
 
 
 def test_a_gain_is_told_with_its_size_cost_and_sureness():
