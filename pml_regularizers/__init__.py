@@ -14,6 +14,7 @@ from .functional.kernels import (
 )
 from .gradient_cache import GradientCache
 from .heads.attention_ensemble import AttentionEnsemble
+from .heads.closed_form import pca_init_, whitening_init_
 from .heads.embedding_head import EmbeddingHead
 from .heads.split_trunk import split_trunk
 from .heads.variance_attention import VEMAttention
@@ -54,6 +55,8 @@ __all__ = [  # noqa: RUF022 - grouped by kind, as a reader looks for them
     "DivergenceLoss",
     # Between a trunk and a loss.
     "EmbeddingHead",
+    "pca_init_",
+    "whitening_init_",
     "VEMAttention",
     "AttentionEnsemble",
     "split_trunk",

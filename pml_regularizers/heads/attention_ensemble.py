@@ -123,6 +123,7 @@ class AttentionEnsemble(FeatureModule):
         self.feature_map = nn.Identity()
         self.map_channels = concatenated if map_channels is None else map_channels
         # Glorot, as ABE's section 4 and HORDE's code start them; each head's mask is a layer of its own.
+        assert isinstance(self.head.fc, nn.Linear)
         nn.init.xavier_uniform_(self.head.fc.weight)
         for weight in self.mask.weight.data.chunk(num_heads):
             nn.init.xavier_uniform_(weight)

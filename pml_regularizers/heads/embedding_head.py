@@ -1,6 +1,6 @@
 """Embedding head: turns a trunk's output into embeddings, with stable places where losses read features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..features.feature_maps import FeatureModule, masked_mean, to_tokens
 from ..functional.checks import at_least, one_of
 from ..functional.precision import full_precision
+from .extraction import extract_features
 from .trunk_output import last_hidden_state, trunk_output
 
 Pool = Literal["avg", "max", "token"]
@@ -29,7 +30,8 @@ class EmbeddingHead(FeatureModule):
 
     Args:
         in_channels: C.
-        embedding_size: E.
+        embedding_size: E. None: no linear layer, so that the embeddings are the pooled features themselves; after
+            the training, `head.fc = pca_init_(nn.Linear(head.in_channels, E), features)` makes one.
         pool: "avg" (HORDE, eq. 10), "max", or "token", the first prefix token of a transformer.
         bias: Give the linear layer a bias; HORDE's code has none.
         normalize: L2-normalise the embeddings. Losses on inner products, such as N-pair's, need them raw.
@@ -53,7 +55,7 @@ class EmbeddingHead(FeatureModule):
     def __init__(
         self,
         in_channels: int,
-        embedding_size: int,
+        embedding_size: int | None,
         *,
         pool: Pool = "avg",
         bias: bool = False,
@@ -68,10 +70,10 @@ class EmbeddingHead(FeatureModule):
         one_of("init", init, get_args(Init))
         one_of("data_format", data_format, get_args(DataFormat))
         at_least("in_channels", in_channels, 1)
-        at_least("embedding_size", embedding_size, 1)
+        if embedding_size is not None:
+            at_least("embedding_size", embedding_size, 1)
         at_least("num_prefix_tokens", num_prefix_tokens, 1 if pool == "token" else 0)
         self.in_channels = in_channels
-        self.embedding_size = embedding_size
         self.pool = pool
         self.normalize = normalize
         self.num_prefix_tokens = num_prefix_tokens
@@ -81,21 +83,33 @@ class EmbeddingHead(FeatureModule):
         if attention is not None and not isinstance(attention, nn.Module):
             attention = attention(in_channels)
         self.attention = attention
-        self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
-        if init == "glorot":
-            nn.init.xavier_uniform_(self.fc.weight)
+        self.fc: nn.Linear | nn.Identity = nn.Identity()
+        if embedding_size is not None:
+            self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
+            if init == "glorot":
+                nn.init.xavier_uniform_(self.fc.weight)
         self.stopgrad_embeddings = nn.Identity()
+
+    @property
+    def embedding_size(self) -> int:
+        """Width of the embeddings."""
+        return self.fc.out_features if isinstance(self.fc, nn.Linear) else self.in_channels
 
     @classmethod
     def for_trunk(
-        cls, trunk: nn.Module, embedding_size: int, *, image: Tensor | None = None, **kwargs: Any
+        cls,
+        trunk: nn.Module,
+        embedding_size: int | None,
+        *,
+        image: Tensor | None = None,
+        **kwargs: Any,
     ) -> Self:
         """A head that fits a trunk: its channels, layout and prefix tokens, from a trial forward pass.
 
         Args:
             trunk: Any network that gives a map or tokens, such as a timm model made with `num_classes=0,
                 global_pool=""` or a vision model of Hugging Face's transformers.
-            embedding_size: E.
+            embedding_size: E, or None as in the constructor.
             image: A square image (1, 3, H, H). Default: of the size that the trunk states, else 224 x 224.
             **kwargs: As in the constructor; they override what is found.
 
@@ -144,19 +158,44 @@ class EmbeddingHead(FeatureModule):
             self.stopgrad_embeddings(self._embed(attended.detach()))
         return self._embed(attended)
 
+    def extract_features(
+        self, trunk: nn.Module, loader: Iterable[Any], *, progress: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Features (N, C), as the linear layer takes them, and labels (N,) of all images of a loader, on the CPU.
+
+        For `pca_init_` and `whitening_init_`. Trunk and head run in evaluation mode and without gradients; the mode
+        of each module is restored.
+
+        Args:
+            trunk: The network whose output this head takes.
+            loader: Gives batches (images, labels, ...); for the components of a training set, unaugmented ones. On
+                several processes, which all call this, either the same loader in each, whose batches they share,
+                or one that is divided already, by Accelerate or a `DistributedSampler`; all get all rows.
+            progress: Show a bar, on the first process.
+
+        Raises:
+            ValueError: if a batch has no labels, or the loader no batch.
+        """
+        return extract_features(trunk, self, self.fc, loader, progress=progress)
+
     def fold(self) -> Self:
         """Merge the attention into the linear layer, in place: the same embeddings from a plain head.
 
         For after training: `fc` becomes a new layer that no optimizer holds. Returns the head itself.
 
         Raises:
-            ValueError: if there is no attention, or it has no method `fold(linear)`.
+            ValueError: if there is no attention or no linear layer, or no method `fold(linear)`.
         """
         fold = getattr(self.attention, "fold", None)
         if fold is None:
             raise ValueError(
                 "attention: expected one with a method fold(linear), such as VEMAttention, got "
                 f"{type(self.attention).__name__}; keep the head as it is"
+            )
+        if not isinstance(self.fc, nn.Linear):
+            raise ValueError(
+                "fc: there is no linear layer to merge the attention into; make one: head.fc = "
+                "pca_init_(nn.Linear(head.in_channels, E), features)"
             )
         self.fc = fold(self.fc)
         self.attention = None

@@ -1,0 +1,141 @@
+r"""Linear layers in closed form, from a trunk's features: principal components, and within-class whitening.
+
+    pca:        y = V^T (x - m)             m the mean, V the leading eigenvectors of the covariance S
+    whitening:  y = U^T A (x - m)           A = (S_w + tr(S_w) / C I)^(-1/2), U the leading eigenvectors of A S A
+
+S_w is the covariance of features around the means of their classes. Its mean variance, tr(S_w) / C, is added since
+classes of a few images leave most directions without any variance: a shrinkage of one half (Ledoit and Wolf, 2004).
+
+A layer of random numbers throws away what a pretrained trunk knows; these keep it (docs/heads.md has the evidence).
+Everything is computed in float64 on the CPU, and signs are fixed, so that equal features give equal layers.
+"""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .embedding_head import EmbeddingHead
+
+Layer = TypeVar("Layer", nn.Linear, EmbeddingHead)
+
+BLOCK = 8192  # rows in float64 at a time
+
+
+@torch.no_grad()
+def pca_init_(layer: Layer, features: Tensor) -> Layer:
+    """Set a linear layer to the leading principal components of features, in place.
+
+    The layer's outputs are then the centred features in the directions of their largest variances, the largest
+    first; the component of a direction whose largest entry is positive. A layer without a bias gets one, so call
+    this before an optimizer is made of its parameters.
+
+    Args:
+        layer: A `torch.nn.Linear`, or an `EmbeddingHead`, whose layer it is.
+        features: (N, C), what the layer will see, such as those of `EmbeddingHead.extract_features`. The same ones
+            on every process.
+
+    Returns:
+        The layer itself, as functions of `torch.nn.init` do.
+
+    Raises:
+        ValueError: if the layer has another width than C, or more outputs than there are rows or channels; for
+            NaN or inf; for a layer whose weight is computed, as by weight norm.
+
+    Example:
+        >>> layer = pca_init_(nn.Linear(4, 2), torch.eye(4)[[0, 0, 1, 2]] * 3)
+        >>> layer(torch.eye(4)[:1] * 3).round(decimals=3).tolist()
+        [[1.837, 0.0]]
+    """
+    linear, mean, covariance = _start(layer, features)
+    _set(linear, mean, _leading(covariance, linear.out_features))
+    return layer
+
+
+@torch.no_grad()
+def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
+    """Set a linear layer to the leading components of features after within-class whitening, in place.
+
+    Directions in which images of one class differ count less. It is LDA's whitening, without its limit of one
+    component fewer than there are classes.
+
+    Args:
+        layer: As in `pca_init_`.
+        features: As in `pca_init_`.
+        labels: (N,), the classes.
+
+    Returns:
+        The layer itself.
+
+    Raises:
+        ValueError: as in `pca_init_`; for labels of another shape; if no two images of a class differ.
+    """
+    linear, mean, covariance = _start(layer, features)
+    if labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"labels: expected one for each of {len(features)} features, got shape {tuple(labels.shape)}"
+        )
+    _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
+    for rows, of_rows in zip(features.split(BLOCK), classes.split(BLOCK), strict=True):
+        sums.index_add_(0, of_rows, rows.cpu().double() - mean)
+    between = sums.T @ (sums / counts[:, None]) / len(features)
+    within = covariance - between
+    shrinkage = within.trace() / len(mean)
+    if not shrinkage > 1e-12 * covariance.trace() / len(mean):
+        raise ValueError(
+            "labels: no two features of a class differ, so that there is nothing to whiten by; pass features of "
+            "two or more images of a class, or use pca_init_"
+        )
+    variances, directions = torch.linalg.eigh(within + shrinkage * torch.eye(len(mean)))
+    whitening = directions / variances.sqrt() @ directions.T
+    components = _leading(whitening @ covariance @ whitening, linear.out_features)
+    _set(linear, mean, components @ whitening)
+    return layer
+
+
+def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tensor]:
+    """The linear layer, and the mean and the covariance of the features, checked."""
+    linear = layer.fc if isinstance(layer, EmbeddingHead) else layer
+    if not isinstance(linear, nn.Linear) or "weight" not in linear._parameters:
+        raise ValueError(
+            f"layer: expected a plain torch.nn.Linear, or an EmbeddingHead that has one, got {linear}"
+        )
+    if features.ndim != 2 or features.shape[1] != linear.in_features:
+        raise ValueError(
+            f"features: expected (N, {linear.in_features}), as the layer takes them, got shape "
+            f"{tuple(features.shape)}"
+        )
+    most = min(features.shape)
+    if linear.out_features > most:
+        raise ValueError(
+            f"features: {linear.out_features} components need as many rows and channels, got shape "
+            f"{tuple(features.shape)}; pass more features, or make a layer of at most {most} outputs"
+        )
+    if not features.isfinite().all():
+        raise ValueError("features: expected finite numbers, got NaN or inf")
+    blocks = features.detach().split(BLOCK)
+    mean = torch.stack([rows.cpu().double().sum(dim=0) for rows in blocks]).sum(dim=0)
+    mean /= len(features)
+    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+    for rows in blocks:
+        centred = rows.cpu().double() - mean
+        covariance += centred.T @ centred / len(features)
+    return linear, mean, covariance
+
+
+def _leading(covariance: Tensor, count: int) -> Tensor:
+    """The eigenvectors (count, C) of the largest eigenvalues, the largest first, with fixed signs."""
+    vectors = torch.linalg.eigh(covariance).eigenvectors.T.flip(0)[:count]
+    largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
+    components: Tensor = vectors * largest.sign()
+    return components
+
+
+def _set(linear: nn.Linear, mean: Tensor, weight: Tensor) -> None:
+    if linear.bias is None:
+        linear.bias = nn.Parameter(
+            linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad
+        )
+    linear.weight.copy_(weight)
+    linear.bias.copy_(-weight @ mean)
