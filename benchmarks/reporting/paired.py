@@ -3,7 +3,8 @@
 d[s, c]                      difference of two rows for seed s, as the mean over the queries of test class c
 mean = sum_c w_c d[s, c]     over seeds; w_c is the class's part of the queries
 V    = V_s + V_c - V_sc      Cameron, Gelbach and Miller (2011), eq. 2.11: each the variance of the mean that is
-                             robust to clusters, of seeds, of classes, and of one class in one run
+                             robust to clusters, of seeds, of classes, and of one class in one run; of few seeds it
+                             may be smaller than one of its parts: the largest of V, V_s and V_c counts
 """
 
 from collections.abc import Mapping, Sequence
@@ -142,6 +143,9 @@ def crossed_error(by_class: ArrayLike, queries: ArrayLike) -> tuple[float, int]:
     >>> error, freedom = crossed_error([[4, 2], [2, 0]], queries=[10, 10])
     >>> print(f"{error**2:.4f}", freedom)  # 1 + 1 - (1 + 1) / 3
     1.3333 1
+    >>> error, _ = crossed_error([[3, -3], [0, 0], [-3, 3]], queries=[10, 10])  # V_s and V_c are 0, V is negative
+    >>> error
+    0.0
     """
     table, weights = np.asarray(by_class, float), np.asarray(queries) / np.sum(queries)
     seeds, classes = table.shape
@@ -152,7 +156,7 @@ def crossed_error(by_class: ArrayLike, queries: ArrayLike) -> tuple[float, int]:
 
     of_seeds, of_classes = variance(parts.sum(axis=1)), variance(parts.sum(axis=0))
     both = of_seeds + of_classes - variance(parts)
-    return max(both, of_seeds) ** 0.5, min(seeds, classes) - 1
+    return max(both, of_seeds, of_classes) ** 0.5, min(seeds, classes) - 1
 
 
 def holm(p: Sequence[float], tests: int) -> list[float]:

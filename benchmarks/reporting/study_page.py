@@ -97,8 +97,7 @@ def study_content(
     others = [of for of in judged if of.comparison.family != MAIN]
     tested = [one for of in findings for one in (of.tested, of.secondary) if one]
     sides = [
-        [of.name, f"`{of.better}` - `{of.than}`", metric_name(study.metric(of)), of.paper]
-        for of in study.comparisons
+        [of.name, of.formula(), metric_name(study.metric(of)), of.paper] for of in study.comparisons
     ]
     return {
         "study": study,

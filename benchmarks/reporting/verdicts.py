@@ -84,8 +84,8 @@ def judge(
     """
     findings = []
     for comparison in study.comparisons:
-        better, than = (results.get(row, {}) for row in comparison.rows())
-        if not (seeds := _seeds(study, better.keys() & than.keys())):
+        common = set.intersection(*(set(results.get(row, {})) for row in comparison.all_rows()))
+        if not (seeds := _seeds(study, common)):
             continue
         own = study.metric(comparison)
         metrics = (own, study.agrees if own == study.primary else None)
@@ -115,8 +115,8 @@ def judge(
 
 
 def _sides(comparison: Comparison) -> list[tuple[str, str]]:
-    """The compared rows, each with its output."""
-    sides = (side.partition(":") for side in (comparison.better, comparison.than))
+    """The rows of all sides, each with its output."""
+    sides = (side.partition(":") for side in comparison.sides())
     return [(row, output) for row, _, output in sides]
 
 
@@ -184,15 +184,16 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
     """Test the differences by seed and, of vectors whose runs stored them, by test class."""
     place, sides = f"comparisons.{comparison.name}", _sides(comparison)
     try:
-        better, than = (
+        measured = [
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
             for row, output in sides
-        )
+        ]
     except KeyError as error:
         raise ConfigError(
-            f"{place}: no run has measured {metric} of {comparison.better} and {comparison.than}"
+            f"{place}: no run has measured {metric} of {', '.join(comparison.sides())}"
         ) from error
-    values = [one - other for one, other in zip(better, than, strict=True)]
+    signs = np.array([1, -1, -1, 1])[: len(sides)]
+    values = (signs @ np.array(measured)).tolist()
     every = []  # what each run stored of its test classes
     for row, output in sides:
         stored = [results[row][seed].get("per_class", {}) for seed in seeds]
@@ -209,8 +210,9 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
         raise ConfigError(
             f"{place}: its runs were tested on different classes; measure them on the same data"
         )
-    of_better, of_than = np.reshape([of[metric] for of in every], (2, len(seeds), len(queries)))
-    return assess(values, (of_better - of_than) / 100, queries)  # in percent
+    shape = (len(sides), len(seeds), len(queries))
+    by_class = np.tensordot(signs, np.reshape([of[metric] for of in every], shape), axes=1)
+    return assess(values, by_class / 100, queries)  # in percent
 
 
 def _p_of_claim(finding: Finding, margin: float) -> float:

@@ -59,6 +59,8 @@ class Comparison:
     Args:
         better: ROW, or ROW:OUTPUT of its test; ROW:curve is the last point of its curves.
         than: The same.
+        beyond: Two more sides, whose difference is subtracted: an interaction, `(better - than) - (beyond[0] -
+            beyond[1])`, such as what a method gains on one head beyond its gain on another.
         claim: What is claimed, as the start of a sentence.
         method: Groups the comparisons of a figure; those of one method and family are pooled.
         family: Holm's correction counts the comparisons of one family.
@@ -79,10 +81,25 @@ class Comparison:
     as_good: bool = False
     paper: str = ""
     reported: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+
+    def sides(self) -> list[str]:
+        """All sides: `better`, `than`, and those of `beyond`."""
+        return [self.better, self.than, *self.beyond]
 
     def rows(self) -> list[str]:
-        """The compared rows."""
-        return [side.partition(":")[0] for side in (self.better, self.than)]
+        """The two compared rows."""
+        return self.all_rows()[:2]
+
+    def all_rows(self) -> list[str]:
+        """The rows of all sides."""
+        return [side.partition(":")[0] for side in self.sides()]
+
+    def formula(self) -> str:
+        """The difference, in the names of the sides."""
+        better, than, *beyond = (f"`{side}`" for side in self.sides())
+        formula = f"{better} - {than}"
+        return f"({formula}) - ({beyond[0]} - {beyond[1]})" if beyond else formula
 
     def reported_gain(self) -> float | None:
         """The paper's gain, in percentage points of Recall@1 on its own data; None if it reports none."""
@@ -270,9 +287,11 @@ def _faults(study: StudyFile) -> Iterator[str]:
         if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
             yield f"{at}: {twice[0]} is chosen by two of the rows that it takes over"
     for comparison in study.comparisons:
-        at, rows = f"comparisons.{comparison.name}", comparison.rows()
+        at, rows = f"comparisons.{comparison.name}", comparison.all_rows()
         if comparison.better == comparison.than:
             yield f"{at}: compares {comparison.than!r} with itself"
+        if len(comparison.beyond) not in (0, 2):
+            yield f"{at}.beyond: expected two sides, got {comparison.beyond}"
         try:
             comparison.reported_gain()
         except (ConfigError, KeyError, RuntimeError, ValueError):
@@ -283,5 +302,5 @@ def _faults(study: StudyFile) -> Iterator[str]:
             yield f"{at}: its rows have different --data.test_classes"
         for whole in (False, True):
             budgets = [study.budget(row, whole=whole) for row in rows]
-            if study.choice.equal_budget and budgets[0] != budgets[1]:
+            if study.choice.equal_budget and len(set(budgets)) > 1:
                 yield f"{at}: its rows choose from unequal numbers of settings, {budgets}; see choice.equal_budget"

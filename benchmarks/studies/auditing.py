@@ -7,9 +7,13 @@ from benchmarks.studies.study import Found, Study
 
 ASKED_BY = {
     **{"descriptor": "descriptor", "parts": "parts", "order": "orders", "curve": "every"},
-    **dict.fromkeys(["features", "features_centred", "features_pca"], "features"),
+    **dict.fromkeys(
+        ["features", "features_centred", "features_pca", "features_whitened"], "features"
+    ),
 }
 """The setting of `evaluation` that asks for an output; "order" stands for order_2, order_3, ..."""
+
+UNTRAINED = ("features", "pca", "whitened")  # of the untrained trunk, in every test
 
 
 def check(study: Study) -> None:
@@ -19,7 +23,7 @@ def check(study: Study) -> None:
     wanted = [(row, file.choice.metric, "choice.metric") for row in choosing]
     for of in file.comparisons:
         metrics = [file.metric(of), *([file.agrees] if file.agrees and not of.metric else [])]
-        wanted += [(s, m, f"comparisons.{of.name}") for s in (of.better, of.than) for m in metrics]
+        wanted += [(s, m, f"comparisons.{of.name}") for s in of.sides() for m in metrics]
     for side, metric, at in wanted:
         row, _, output = side.partition(":")
         evaluation = study.first_job(row).config["evaluation"]
@@ -31,6 +35,8 @@ def check(study: Study) -> None:
         elif output == "parts":
             known |= {"ideal_joint_error", "h_divergence"}
         option = ASKED_BY.get("order" if output.startswith("order_") else output)
+        if output.startswith("untrained_") and output.partition("_")[2] in UNTRAINED:
+            continue
         if output and (option is None or not evaluation[option]):
             raise ConfigError(
                 f"{at}: {row} has no output {output!r}, or is not asked to measure it"
@@ -80,7 +86,7 @@ def registered(study: Study, found: Found) -> dict[str, bool]:
         row: all(study.results.counts(result, study.digest) for result in results.values())
         for row, results in found.items()
     }
-    return {of.name: all(counted[row] for row in of.rows()) for of in study.file.comparisons}
+    return {of.name: all(counted[row] for row in of.all_rows()) for of in study.file.comparisons}
 
 
 def registration(study: Study, found: Found) -> str:

@@ -46,7 +46,7 @@ class Study:
     @property
     def rows(self) -> list[str]:
         """The compared rows, and those whose settings they take, each after these."""
-        return self.file.needed(list(chain(*(of.rows() for of in self.file.comparisons))))
+        return self.file.needed(list(chain(*(of.all_rows() for of in self.file.comparisons))))
 
     def labels(self) -> dict[str, str]:
         """The labels of the rows, each once: the row is added to one that another has, too."""
@@ -162,7 +162,7 @@ class Study:
         for finding in judge(self.file, self.found(more=False)):
             tested, is_main = finding.tested, finding.comparison.family == "main"
             if is_main and tested is not None and tested.half_width > seeds.wider_than:
-                rows |= set(finding.comparison.rows())
+                rows |= set(finding.comparison.all_rows())
         return rows
 
     def _of(self, job: Job) -> Result | None:
