@@ -169,7 +169,7 @@ class OngoingRun:
             self.images = building.Datasets(*(of and of.open() for of in self.caches))
             self.curves.datasets = self.images
         if state.step == 0:
-            self.test_start()
+            self.start()
         if state.step < self.sampler.steps:
             self.train()
         if state.stopped_by is not None:
@@ -177,13 +177,22 @@ class OngoingRun:
             _stop(state.stopped_by)
         self.test()
 
-    def test_start(self) -> None:
-        """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
-        if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
+    def start(self) -> None:
+        """Set the head's layer, if it starts from the features, and test the network before its training.
+
+        Under protocol "fair", only the untrained trunk is tested now, which chooses nothing.
+        """
+        experiment, (train, test, _) = self.experiment, self.images
+        size = experiment.model.embedding_size
+        if experiment.model.head == "pca":
+            evaluation.set_head(self.evaluator, train, size)
+        if experiment.data.split != "test":
             return
-        test, recall_at = self.images.test, self.experiment.evaluation.recall_at
-        found = self.evaluator.evaluate(test, recall_at, test.is_query)
-        self.record.update(before_training=found.metrics)
+        metrics, outputs, by_class = evaluation.test_untrained(
+            self.evaluator, train, test, experiment.evaluation, size
+        )
+        before = None if experiment.protocol == "fair" else metrics
+        self.record.update(before_training=before, outputs=outputs, per_class_of_outputs=by_class)
 
     def train(self) -> None:
         """Train to the last step, or until asked to stop."""
@@ -218,6 +227,10 @@ class OngoingRun:
         best, tests, (train, test, _) = self.curves.best, self.experiment.evaluation, self.images
         if best is not None:
             state.load_weights(records.load_best(path, best["step"], self.record.identity))
+        layer = None
+        if self.experiment.model.head == "none":
+            size = self.experiment.model.embedding_size
+            layer = evaluation.set_head(self.evaluator, train, size)
         found, outputs, half_widths, by_class = evaluation.test_outputs(
             self.evaluator, training.find_horde(state.loss), train, test, tests
         )
@@ -227,6 +240,9 @@ class OngoingRun:
         if not self.accelerator.is_main_process:
             return
         losses = records.read_table(path / "records", "training").get("loss", [])
+        start = self.record.info
+        if layer is not None:
+            evaluation.save_head(path, layer)
         if self.experiment.report == "neighbours":
             evaluation.save_neighbours(path, self.datasets.test, found)
         elif self.experiment.report:
@@ -237,10 +253,10 @@ class OngoingRun:
             state.step,
             found.metrics,
             finished=records.now(),
-            outputs=outputs,
+            outputs=outputs | start.get("outputs", {}),
             never_acted=bool(losses) and not any(losses),
             per_class=evaluation.per_class(found.ranks, test.num_classes),
-            per_class_of_outputs=by_class,
+            per_class_of_outputs=by_class | start.get("per_class_of_outputs", {}),
             half_widths=half_widths,
             **verification,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},

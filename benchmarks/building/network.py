@@ -132,10 +132,12 @@ def _unknown_trunk(trunk: str) -> str:
 
 def _head(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, EmbeddingHead]:
     settings = {name: getattr(model, name) for name in ("pool", "bias", "normalize", "init")}
+    settings["bias"] |= model.head == "pca"
     if model.attention is not None:
         description = model.attention.description
         settings["attention"] = lambda C: build(description, "model.attention", num_features=C)
-    return trunk, EmbeddingHead.for_trunk(trunk, model.embedding_size, image=image, **settings)
+    size = None if model.head == "none" else model.embedding_size
+    return trunk, EmbeddingHead.for_trunk(trunk, size, image=image, **settings)
 
 
 def _cut(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, AttentionEnsemble]:

@@ -1,3 +1,8 @@
+from .closed_form import (
+    load_head as load_head,
+    save_head as save_head,
+    set_head as set_head,
+)
 from .curves import (
     SELECTED_BY as SELECTED_BY,
     Curves as Curves,
@@ -17,6 +22,7 @@ from .outputs import (
     best_by_the_test as best_by_the_test,
     save_embeddings as save_embeddings,
     test_outputs as test_outputs,
+    test_untrained as test_untrained,
     verified as verified,
 )
 from .showcase import (

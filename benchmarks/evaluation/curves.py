@@ -8,7 +8,7 @@ from torch.utils.data import Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.extract import Extract, class_cosines
+from benchmarks.evaluation.extract import Extract, class_cosines, effective_rank
 from benchmarks.evaluation.tester import Evaluator, cluster_metrics
 from benchmarks.settings import Evaluation
 
@@ -27,7 +27,8 @@ class Curves:
     def point(self, step: int) -> dict[str, float]:
         """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes.
 
-        If the features are tested, also the mean cosines of pooled features of one class and of two classes.
+        If the features are tested, also the mean cosines of pooled features of one class and of two classes, and
+        the effective ranks of features and embeddings.
         Step 0 shows the network before training, and is never chosen.
         """
         row = self._of_some("seen", self.datasets.train)
@@ -63,4 +64,6 @@ class Curves:
         if found.descriptors is not None:
             same, others = class_cosines(found.descriptors, found.labels)
             row |= {f"{name}_same_class_cosine": same, f"{name}_other_class_cosine": others}
+            row[f"{name}_features_rank"] = effective_rank(found.descriptors)
+            row[f"{name}_embeddings_rank"] = effective_rank(found.embeddings)
         return row

@@ -1,6 +1,6 @@
-"""Reads a network's pooled features, and HORDE's descriptor, while its images are embedded."""
+"""Reads a network's features, and HORDE's descriptor, while its images are embedded."""
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -11,38 +11,51 @@ from pml_regularizers.functional.precision import full_precision
 
 
 class Extract:
-    """After a forward pass: HORDE's descriptor and the pooled features of its images, side by side.
+    """After a forward pass: HORDE's descriptor and the features of its images, side by side.
 
     A context, in which the model's head is watched.
+
+    Args:
+        features: Read the features.
+        of_layer: Those that the head's linear layer takes, not the pooled ones: they differ by an attention.
 
     Attributes:
         widths: Of these parts, by name; empty before the first pass.
     """
 
-    def __init__(self, model: nn.Module, horde: HORDELoss | None, *, features: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        horde: HORDELoss | None = None,
+        *,
+        features: bool = True,
+        of_layer: bool = False,
+    ) -> None:
         self.horde, self.features, self.wanted = horde, features, features or horde is not None
         self.head = next((m for m in model.modules() if isinstance(m, EmbeddingHead)), None)
+        self.of_layer = of_layer
         self.widths: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         if self.features:
             assert self.head is not None
-            self._hook = self.head.pooled.register_forward_hook(self._see)
+            watched = self.head.fc if self.of_layer else self.head.pooled
+            self._hook = watched.register_forward_pre_hook(self._see)
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self.features:
             self._hook.remove()
 
-    def _see(self, module: nn.Module, arguments: Any, pooled: Tensor) -> None:
-        self._pooled = pooled
+    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._features = inputs[0]
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         parts = {}
         if self.horde is not None:
             parts["descriptor"] = self.horde.descriptor(embeddings)
         if self.features:
-            parts["features"] = full_precision(self._pooled)
+            parts["features"] = full_precision(self._features)
         self.widths = {name: part.shape[1] for name, part in parts.items()}
         return torch.cat([*parts.values()], dim=1)
 
@@ -50,6 +63,18 @@ class Extract:
         """The parts by name, from rows of all of them."""
         parts = rows.split([*self.widths.values()], dim=1)
         return dict(zip(self.widths, parts, strict=True))
+
+
+def effective_rank(vectors: Tensor) -> float:
+    """Effective rank of vectors (n, D) (Roy and Vetterli, 2007): exp of the entropy of their singular values.
+
+    Of the centred unit vectors; 1 if all lie on a line, at most min(n - 1, D), 0 if all are equal.
+    """
+    x = normalize(vectors.cpu().double())
+    values = torch.linalg.svdvals(x - x.mean(dim=0))
+    parts = values / values.sum()
+    rank = float(torch.special.entr(parts).sum().exp())
+    return rank if rank > 0 else 0.0
 
 
 def class_cosines(features: Tensor, labels: Tensor) -> tuple[float, float]:

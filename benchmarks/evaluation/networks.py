@@ -11,7 +11,9 @@ from timm.data import resolve_model_data_config
 from benchmarks import building
 from benchmarks.backbones import register
 from benchmarks.console import reason
+from benchmarks.evaluation.closed_form import load_head
 from benchmarks.records import (
+    HEAD,
     Run,
     RunFolderError,
     load_best,
@@ -57,6 +59,8 @@ def load_network(folder: Path) -> RunNetwork:
         if experiment.precision == "float64":
             network.double()
         network.load_state_dict(state["model"])
+        if experiment.model.head == "none" and (head := run.file(HEAD)).exists():
+            network.head.fc = load_head(head).to(next(network.parameters()).dtype)
     except ConfigError as error:
         raise ConfigError(f"{settings}: {error}") from error
     except RuntimeError as error:

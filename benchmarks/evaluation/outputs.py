@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast
-from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.closed_form import components, head_of, whitened
 from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.generalization_bound import (
     confidence_interval,
@@ -80,15 +79,11 @@ def test_outputs(
         del vectors["order_1"]
     if horde is not None and settings.descriptor:
         both = seen["descriptor"], tested["descriptor"]
-        vectors["descriptor"] = reduced(accelerator, *both, horde.embedding_size)
+        vectors["descriptor"] = components(accelerator, *both, horde.embedding_size)
     if settings.features is not None:
         both = seen["features"], tested["features"]
-        vectors |= feature_outputs(accelerator, *both, settings.features)
-    outputs: dict[str, Metrics] = {}
-    by_class: ByClass = {}
-    for name, rows in vectors.items():
-        outputs[name], ranks = rank(rows, found.labels, K, is_query, accelerator)
-        by_class[name] = per_class(ranks, test_set.num_classes)
+        vectors |= feature_outputs(accelerator, *both, trained[1], settings.features)
+    outputs, by_class = rank_all(accelerator, vectors, found.labels, test_set, K)
     half_widths: dict[str, Metrics] = {}
     if accelerator.is_main_process:
         if settings.clustering:
@@ -125,30 +120,68 @@ def variance_correlation(
     return float(torch.corrcoef(torch.stack(both))[0, 1])
 
 
-def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size: int) -> Tensor:
-    """Principal components of descriptors (M, D) -> (M, size), computed by the main process for all.
+def test_untrained(
+    evaluator: Evaluator,
+    train_set: Glyphs | ImageSet,
+    test_set: Glyphs | ImageSet,
+    settings: Evaluation,
+    size: int,
+) -> tuple[Metrics, dict[str, Metrics], ByClass]:
+    """Test the network before its training; call it on all processes.
 
-    The PCA is that of the training images' descriptors (N, D), which the paper leaves open; nothing is whitened.
+    Args:
+        size: Width of the components, if `settings.features` gives none.
+
+    Returns:
+        The embeddings' metrics, those of the untrained trunk's outputs, and the latter's results by class. The
+        outputs are the trunk's pooled features and, if there are enough training images, their components as
+        they are and after within-class whitening. An ensemble has none.
     """
-    components = descriptors.new_empty(len(descriptors), size)
-    if accelerator.is_main_process:
-        # Exact solvers, whose result does not depend on a seed; the first is slow, and large, for wide descriptors.
-        solver = "covariance_eigh" if len(trained) > trained.shape[1] else "full"
-        pca = PCA(size, svd_solver=solver).fit(trained.double().numpy())
-        components.copy_(torch.from_numpy(pca.transform(descriptors.double().numpy())))
-    found: Tensor = broadcast(components.to(accelerator.device))
-    return found.cpu()
+    accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
+    if head_of(evaluator) is None:
+        return evaluator.evaluate(test_set, K, is_query).metrics, {}, {}
+    with (extract := Extract(evaluator.model)):
+        found = evaluator.evaluate(test_set, K, is_query, extract)
+        _, labels, trained = evaluator.embed(train_set, extract)
+    assert found.descriptors is not None
+    vectors = {"untrained_features": found.descriptors}
+    size = settings.features or size
+    if size <= min(trained.shape):
+        both = trained, found.descriptors
+        vectors["untrained_pca"] = components(accelerator, *both, size)
+        if len(labels.unique()) < len(labels):
+            vectors["untrained_whitened"] = whitened(accelerator, trained, labels, both[1], size)
+    return found.metrics, *rank_all(accelerator, vectors, found.labels, test_set, K)
+
+
+def rank_all(
+    accelerator: Accelerator,
+    vectors: dict[str, Tensor],
+    labels: Tensor,
+    test_set: Glyphs | ImageSet,
+    recall_at: Sequence[int],
+) -> tuple[dict[str, Metrics], ByClass]:
+    """The metrics of vectors by name, and their results by class."""
+    outputs: dict[str, Metrics] = {}
+    by_class: ByClass = {}
+    for name, rows in vectors.items():
+        outputs[name], ranks = rank(rows, labels, recall_at, test_set.is_query, accelerator)
+        by_class[name] = per_class(ranks, test_set.num_classes)
+    return outputs, by_class
 
 
 def feature_outputs(
-    accelerator: Accelerator, trained: Tensor, features: Tensor, size: int
+    accelerator: Accelerator, trained: Tensor, features: Tensor, labels: Tensor, size: int
 ) -> dict[str, Tensor]:
-    """The tested images' pooled features, and these centred and reduced as those of the training images."""
-    return {
+    """The tested images' pooled features (n, C), and what the training images' (N, C) make of them."""
+    outputs = {
         "features": features,
         "features_centred": features - trained.mean(dim=0),
-        "features_pca": reduced(accelerator, trained, features, size),
+        "features_pca": components(accelerator, trained, features, size),
     }
+    if len(labels.unique()) < len(labels):
+        outputs["features_whitened"] = whitened(accelerator, trained, labels, features, size)
+    return outputs
 
 
 def over_parts(

@@ -101,7 +101,8 @@ def _write_timm(trained: Trained, folder: Path) -> float:
 def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
     """A model of timm's with the embedding layer as its classifier, and its arguments, the nearest one."""
     trunk, head = trained.network.trunk, trained.network.head
-    assert isinstance(head, EmbeddingHead)  # `load_trained` refuses an ensemble
+    # `load_trained` refuses an ensemble, and a head without a layer.
+    assert isinstance(head, EmbeddingHead) and isinstance(head.fc, nn.Linear)
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
     size, bias = head.embedding_size, head.fc.bias
     of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}

@@ -28,6 +28,7 @@ from .results import (
 )
 from .run_folder import (
     EMBEDDINGS as EMBEDDINGS,
+    HEAD as HEAD,
     RunFolder as RunFolder,
     RunFolderError as RunFolderError,
     check_same as check_same,

@@ -15,6 +15,8 @@ from benchmarks.records.files import file_digest
 from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
+
+HEAD = "head.npz"  # the layer of a network that was trained without one
 KEPT = 2  # checkpoints
 PATIENCE = 8
 """Seconds: data-loader workers of a killed run share its lock until they notice, 5 s later."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.settings.errors import ConfigError
-from benchmarks.settings.former import SETTINGS, identity
+from benchmarks.settings.former import LATER, SETTINGS, identity
 
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
@@ -49,7 +49,7 @@ def config_changes(
     missing argument of a class as `ABSENT`: null would mean something else.
     If the class differs, its arguments are not listed.
     """
-    old, new = SETTINGS | flat(identity(before)), SETTINGS | flat(identity(now))
+    old, new = (SETTINGS | LATER | flat(identity(config)) for config in (before, now))
     found = []
     for key in sorted({*old, *new} - set(ignored)):
         missing = ABSENT if ".init_args." in key else None
@@ -70,7 +70,9 @@ def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, without nulls, that can change a number of the test, given the seed and the file of weights."""
     settings, ignored = SETTINGS | flat(identity(config)), _without_effect(config)
     return {
-        key: value for key, value in settings.items() if key not in ignored and value is not None
+        key: value
+        for key, value in settings.items()
+        if key not in ignored and value is not None and (key, value) not in LATER.items()
     }
 
 

@@ -39,6 +39,8 @@ register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=
 
 BatchNorm = Literal["train", "frozen_statistics", "frozen"]
 
+Head = Literal["random", "pca", "none"]
+
 
 @dataclass
 class Ensemble:
@@ -72,11 +74,14 @@ class Model:
             ("frozen_statistics"), or keep all of it ("frozen").
         frozen_stages: Freeze the stem and this many of the trunk's stages, from below, with their batch norm and
             dropout as in a test; timm says what a stage is. Default: none.
-        embedding_size: Width of the embeddings.
+        head: Start of the head's linear layer: "random" numbers; "pca", the principal components of the untrained
+            trunk's features of the training images, which needs weights of the trunk; or "none": the trunk trains
+            without it, and the test adds the components of the trained features. docs/heads.md compares them.
+        embedding_size: Width of the embeddings; with head "none", those of the test.
         pool: How the head pools the feature map.
-        bias: Give the head's linear layer a bias.
+        bias: Give a "random" layer a bias; the others have one.
         normalize: Give the losses embeddings of unit length. The test always compares unit vectors.
-        init: Start of the head's linear layer, see `pml_regularizers.EmbeddingHead`; an ensemble's is "glorot".
+        init: Distribution of a "random" layer, see `pml_regularizers.EmbeddingHead`; an ensemble's is "glorot".
         attention: Class of a module between the pooling and the linear layer, such as
             `pml_regularizers.VEMAttention`.
         ensemble: Cut the trunk into an attention-based ensemble.
@@ -88,6 +93,7 @@ class Model:
     weights: Path | None = None
     batch_norm: BatchNorm = "train"
     frozen_stages: PositiveInt | None = None
+    head: Head = "random"
     embedding_size: PositiveInt = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
@@ -254,10 +260,14 @@ class Experiment:
     def _faults(self, files: list[Path]) -> Iterator[str]:
         """Lines on settings that do not go together."""
         evaluation, weights = self.evaluation, self.model.weights
-        own = ("pool", "bias", "normalize", "attention", "frozen_stages")
+        own = ("head", "pool", "bias", "normalize", "attention", "frozen_stages")
         has, why = self.model.ensemble is not None, "an ensemble has its own head and cut"
+        given, not_random = (
+            self.model.head != "random",
+            f"model.head {self.model.head} draws no layer",
+        )
         yield from self.data.faults()
-        yield from idle("model", self.model, (has, own, why))
+        yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), not_random))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if re.search(r"^before training$|†\s*$|, order \d+\s*$", self.label):

@@ -19,6 +19,9 @@ SETTINGS: Arguments = {
 }
 """Settings that left, or came later, with the value that means their absence; of all others it is null."""
 
+LATER: Arguments = {"model.head": "random"}
+"""Settings that came after results were published, and change them: digests know no such value."""
+
 BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
 """Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""
 

@@ -29,7 +29,7 @@ from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
 from benchmarks.training.loop import captured_terms, gradient_ratios
-from pml_regularizers import AttentionEnsemble, DistributedLoss, HORDELoss
+from pml_regularizers import AttentionEnsemble, DistributedLoss, EmbeddingHead, HORDELoss
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -188,6 +188,13 @@ def _check_outputs(
             raise ConfigError(
                 f"evaluation.features: {settings.features} principal components of the {channels} features of "
                 f"{images} training images; expected at most {min(images, channels)}"
+            )
+    if experiment.model.head != "random" and isinstance(model.head, EmbeddingHead):
+        most = min(images, model.head.in_channels)
+        if size > most:
+            raise ConfigError(
+                f"model.head: {experiment.model.head}: {size} principal components of the {model.head.in_channels} "
+                f"features of {images} training images; expected model.embedding_size of at most {most}"
             )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")

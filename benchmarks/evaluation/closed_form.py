@@ -1,0 +1,77 @@
+"""Layers in closed form on a trunk's features: the head of a run, and the untrained trunk beside every test."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+from torch import Tensor, nn
+
+from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.extract import Extract
+from benchmarks.evaluation.tester import Evaluator
+from benchmarks.records import HEAD
+from pml_regularizers import EmbeddingHead, pca_init_, whitening_init_
+
+
+def head_of(evaluator: Evaluator) -> EmbeddingHead | None:
+    """The head of the tested network; None for an ensemble."""
+    network = evaluator.accelerator.unwrap_model(evaluator.model, keep_torch_compile=False)
+    return network.head if isinstance(network.head, EmbeddingHead) else None
+
+
+def set_head(evaluator: Evaluator, train: Glyphs | ImageSet, size: int) -> nn.Linear:
+    """Set the head's layer to the principal components of the training images' features; all processes call this.
+
+    A layer that is there keeps its parameters, which get the values; else the head gets one of this size.
+    """
+    head = head_of(evaluator)
+    assert head is not None  # the settings refuse an ensemble
+    with (extract := Extract(evaluator.model, of_layer=True)):
+        _, _, features = evaluator.embed(train, extract)
+    layer = head.fc if isinstance(head.fc, nn.Linear) else nn.Linear(head.in_channels, size)
+    pca_init_(layer, features)
+    own = next(evaluator.model.parameters())
+    layer.to(evaluator.accelerator.device, own.dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(broadcast(parameter.detach().clone()))
+    head.fc = layer
+    return layer
+
+
+def save_head(run: Path, layer: nn.Linear) -> None:
+    """Save a layer that no checkpoint holds."""
+    np.savez(run / HEAD, **{name: x.cpu().numpy() for name, x in layer.state_dict().items()})
+
+
+def load_head(file: Path) -> nn.Linear:
+    """The layer that `save_head` has saved."""
+    with np.load(file) as arrays:
+        weight, bias = (torch.from_numpy(arrays[name]) for name in ("weight", "bias"))
+    layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    return layer
+
+
+def components(accelerator: Accelerator, trained: Tensor, features: Tensor, size: int) -> Tensor:
+    """Principal components of features (n, C) -> (n, size), those of the training images' features (N, C)."""
+    layer = nn.Linear(trained.shape[1], size, dtype=torch.float64)
+    return _applied(accelerator, pca_init_(layer, trained), features)
+
+
+def whitened(
+    accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
+) -> Tensor:
+    """As `components`, after within-class whitening by the training images' labels (N,)."""
+    layer = nn.Linear(trained.shape[1], size, dtype=torch.float64)
+    return _applied(accelerator, whitening_init_(layer, trained, labels), features)
+
+
+def _applied(accelerator: Accelerator, layer: nn.Linear, features: Tensor) -> Tensor:
+    """The layer's output; that of the main process, since others may round in another way."""
+    with torch.no_grad():
+        rows = layer(features.double()).to(features.dtype)
+    result: Tensor = broadcast(rows.to(accelerator.device))
+    return result.cpu()
