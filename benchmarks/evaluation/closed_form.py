@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.extract import Extract
@@ -57,7 +58,7 @@ def load_head(file: Path) -> nn.Linear:
 
 def components(accelerator: Accelerator, trained: Tensor, features: Tensor, size: int) -> Tensor:
     """Principal components of features (n, C) -> (n, size), those of the training images' features (N, C)."""
-    layer = nn.Linear(trained.shape[1], size, dtype=torch.float64)
+    layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
     return _applied(accelerator, pca_init_(layer, trained), features)
 
 
@@ -65,7 +66,7 @@ def whitened(
     accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
 ) -> Tensor:
     """As `components`, after within-class whitening by the training images' labels (N,)."""
-    layer = nn.Linear(trained.shape[1], size, dtype=torch.float64)
+    layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
     return _applied(accelerator, whitening_init_(layer, trained, labels), features)
 
 

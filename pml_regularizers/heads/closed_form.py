@@ -87,7 +87,8 @@ def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
             "labels: no two features of a class differ, so that there is nothing to whiten by; pass features of "
             "two or more images of a class, or use pca_init_"
         )
-    variances, directions = torch.linalg.eigh(within + shrinkage * torch.eye(len(mean)))
+    within.diagonal().add_(shrinkage)
+    variances, directions = torch.linalg.eigh(within)
     whitening = directions / variances.sqrt() @ directions.T
     components = _leading(whitening @ covariance @ whitening, linear.out_features)
     _set(linear, mean, components @ whitening)

@@ -132,7 +132,7 @@ def test_the_network_is_tested_before_training(
         mean = sum(values) / len(values) / 1e4
         assert mean == pytest.approx(record["metrics"][name], abs=5e-5)
 
-    monkeypatch.setattr(OngoingRun, "test_start", lambda run: None)
+    monkeypatch.setattr(OngoingRun, "start", lambda run: None)
     with traced() as untested:
         plain = finished([*settings, "--evaluation.every=0"], tmp_path / "plain")
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
@@ -220,9 +220,10 @@ def test_other_outputs_and_scores_only_on_request(measured: dict[str, Path]) -> 
     curve, plain_curve = (
         read_table(measured[name] / "records", "evaluation") for name in ("everything", "plain")
     )
-    names = {"features", "features_centred", "features_pca"}
-    assert {*plain["outputs"]} == {"descriptor"}
-    assert {*record["outputs"]} == {"order_2", "order_3", "descriptor", "parts", *names}
+    names = {"features", "features_centred", "features_pca", "features_whitened"}
+    untrained = {"untrained_features", "untrained_pca", "untrained_whitened"}
+    assert {*plain["outputs"]} - untrained == {"descriptor"}
+    assert {*record["outputs"]} == {"order_2", "order_3", "descriptor", "parts", *names, *untrained}
     assert record["outputs"]["descriptor"] == plain["outputs"]["descriptor"]
     assert record["metrics"].items() >= plain["metrics"].items()
     assert record["metrics"].keys() - plain["metrics"].keys() == {"NMI", "AMI", "F1"}

@@ -17,6 +17,7 @@ from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
 from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
+from tests.oracles.closed_form import whitened
 from tests.support.pool import Processes
 
 
@@ -117,7 +118,8 @@ def test_evaluate_measures_unit_vectors(accelerator, gallery, monkeypatch):
 @pytest.mark.parametrize("images", [50, 9])  # more or fewer than the 16 dimensions
 def test_features_are_centred_and_reduced_by_the_training_images(accelerator, images):
     trained, features = (torch.randn(n, 16) @ torch.randn(16, 16) + 3 for n in (images, 40))
-    found = outputs.feature_outputs(accelerator, trained, features, 4)
+    labels = torch.arange(images) % 3
+    found = outputs.feature_outputs(accelerator, trained, features, labels, 4)
     rows, mean = trained.double().numpy(), trained.double().numpy().mean(axis=0)
     values, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
     assert values[-5] < 0.99 * values[-4]
@@ -127,6 +129,11 @@ def test_features_are_centred_and_reduced_by_the_training_images(accelerator, im
     both = found["features_pca"].double(), centred @ torch.from_numpy(vectors[:, -4:])
     products, exact = (rows @ rows.T for rows in both)
     torch.testing.assert_close(products, exact, rtol=1e-5, atol=1e-4)
+    white = whitened(rows, labels.tolist(), features.double().numpy(), 4)
+    products, exact = (
+        x @ x.T for x in (found["features_whitened"].double(), torch.from_numpy(white))
+    )
+    torch.testing.assert_close(products, exact, rtol=1e-4, atol=1e-4)
 
 
 def test_mean_cosines_of_one_class_and_of_two():

@@ -1,0 +1,133 @@
+"""Where a run's head starts, what its test adds, and the untrained trunk beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+
+from benchmarks import evaluate
+from benchmarks.evaluation import load_network, tester
+from benchmarks.export.__main__ import main as export
+from benchmarks.records import read_json
+from benchmarks.run import main
+from pml_regularizers import whitening_init_
+from tests.benchmarks.runs import ATTENTION, finished, mark_unfinished, same_on_all
+from tests.end_to_end.test_protocols import last_network, rebuilt, stacked
+from tests.support.pool import Pool
+from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY
+
+SIZE = 8
+
+
+@pytest.fixture
+def short(data: str) -> list[str]:
+    settings = [data, *TINY, "--optimization.steps=4", "--data.batch_size=20"]
+    return [*settings, f"--model.embedding_size={SIZE}", "--checkpoint_every=2"]
+
+
+def pooled(model: Any, images: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.trunk(stacked(images)).mean(dim=(2, 3))
+
+
+def measured(rows: Any, images: Any) -> Any:
+    """Tolerant: a near tie may have another order."""
+    found = tester.measure(torch.as_tensor(rows).float(), images.labels, [1, 2, 4, 8])
+    return pytest.approx(found, abs=0.005)
+
+
+def reduced(seen: torch.Tensor, new: torch.Tensor) -> np.ndarray:
+    return PCA(SIZE, svd_solver="full").fit(seen.double()).transform(new.double())
+
+
+def test_a_run_starts_from_the_untrained_trunk(short: list[str], tmp_path: Path) -> None:
+    run = [*short, *FROZEN_STATISTICS, "--model.head=pca"]
+    record = finished(run, tmp_path / "run")
+    model, images = rebuilt(tmp_path / "run")
+    seen, new = (pooled(model.eval(), part) for part in (images.train, images.test))
+    outputs = record["outputs"]
+    assert {*outputs} == {"untrained_features", "untrained_pca", "untrained_whitened"}
+    assert outputs["untrained_features"] == measured(new, images.test)
+    assert outputs["untrained_pca"] == measured(reduced(seen, new), images.test)
+    layer = torch.nn.Linear(seen.shape[1], SIZE)
+    whitened = whitening_init_(layer, seen, images.train.labels)(new).detach()
+    assert outputs["untrained_whitened"] == measured(whitened, images.test)
+    assert {*record["per_class_of_outputs"]} == {*outputs}
+    assert record["before_training"] == pytest.approx(outputs["untrained_pca"], abs=0.005)
+    _, _, checkpoint = last_network(tmp_path / "run")
+    start = PCA(SIZE, svd_solver="full").fit(seen.double())
+    weight = checkpoint["model"]["head.fc.weight"].double()
+    cosines = torch.cosine_similarity(weight, torch.from_numpy(start.components_)).abs()
+    assert cosines.min() > 0.9 and cosines.max() < 1 - 1e-9, "it has trained from there"
+    # Before the first checkpoint, a run that goes on starts again: in the same place.
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    mark_unfinished(tmp_path / "run")
+    again = finished([*run, "--resume"], tmp_path / "run")
+    assert (again["metrics"], again["outputs"]) == (record["metrics"], outputs)
+
+
+def test_a_run_without_a_head_gets_one_in_its_test(
+    short: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=none"]
+    run += [ATTENTION, "--data.split=validation"]
+    record = finished(run, folder)
+    record["metrics"].pop("variance_correlation")
+    model, images, checkpoint = last_network(folder)
+    assert not [name for name in checkpoint["model"] if "fc" in name]
+    seen, new = (
+        model.head.attention(pooled(model, part)).detach() for part in (images.train, images.test)
+    )
+    expected = reduced(seen, new)
+    assert record["metrics"] == measured(expected, images.test)
+    assert "outputs" in record and not record["outputs"], "validation classes: no untrained trunk"
+
+    network = load_network(folder).network
+    with torch.no_grad():
+        found = network(stacked(images.test)).double()
+    unit = torch.from_numpy(expected / np.linalg.norm(expected, axis=1, keepdims=True))
+    torch.testing.assert_close(found @ found.T, unit @ unit.T, rtol=0, atol=1e-4)
+    assert evaluate.main([str(folder), f"--output={tmp_path / 'again.json'}"]) == 0
+    assert read_json(tmp_path / "again.json")["metrics"] == record["metrics"]
+    assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
+
+    (folder / "head.npz").unlink()
+    assert export([str(folder), f"--output={tmp_path / 'lost'}"]) == 2
+    assert "has no embedding layer yet" in capsys.readouterr().err
+    mark_unfinished(folder)
+    assert finished([*run, "--resume"], folder)["metrics"].items() > record["metrics"].items()
+
+
+@pytest.mark.parametrize("head", ["pca", "none"])
+def test_heads_on_several_processes(
+    head: str, short: list[str], tmp_path: Path, pool: Pool
+) -> None:
+    settings = [*short, *NO_BATCH_STATISTICS, f"--model.head={head}", "--evaluation.features=6"]
+    settings += ["--precision=float64", "--optimization.steps=2", "--data.max_classes=6"]
+    same_on_all(pool, settings, tmp_path, (1, 2))
+    one, two = (read_json(tmp_path / p / "run.json") for p in ("1", "2"))
+    for kind in ("metrics", "outputs", "per_class_of_outputs"):
+        assert one[kind] == two[kind]
+    names = {"features", "features_centred", "features_pca", "features_whitened"}
+    assert names < {*one["outputs"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["--model.embedding_size=200"], "model.head: pca: 200 principal components of the"),
+        (["--model.bias=true"], "model.bias: model.head pca draws no layer; leave it out"),
+        (["--model.ensemble={stage: layer2, num_heads: 2}"], "model.head: an ensemble has its own"),
+    ],
+)
+def test_heads_that_cannot_start_so(
+    settings: list[str], line: str, short: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    words = [*short, "--model.head=pca", *settings, f"--output={tmp_path / 'run'}"]
+    assert main(words) == 2
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
