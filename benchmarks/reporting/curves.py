@@ -50,6 +50,12 @@ COSINES = {
     for kind, pairs in (("same", "same class"), ("other", "two classes"))
 }
 
+RANKS = {
+    f"Effective rank of {kind}, {classes}": f"{seen}_{kind}_rank"
+    for seen, classes in (("seen", "training classes"), ("unseen", "new classes"))
+    for kind in ("features", "embeddings")
+}
+
 Columns = Mapping[str, Sequence[float]]  # of a table with the column "step"
 
 

@@ -23,6 +23,7 @@ FIGURES = {
     "_curves": "Over the steps of a training",
     "_mechanisms": "Mechanisms and own claims",
     "_cosines": "Cosines of features over the steps of a training",
+    "_ranks": "Effective ranks over the steps of a training",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.console import printable
 from benchmarks.reporting.comparison import metric_name
-from benchmarks.reporting.curves import COLOURS, COSINES, RECALLS, curves_svg
+from benchmarks.reporting.curves import COLOURS, COSINES, RANKS, RECALLS, curves_svg
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -71,13 +71,14 @@ def study_figures(
 ) -> dict[str, bytes]:
     """The SVG files that have something to show.
 
-    Besides `forests`, "_curves" has the compared rows over the steps of a training, "_cosines" likewise those of
-    features.
+    Besides `forests`, "_curves" has the compared rows over the steps of a training, "_cosines" and "_ranks"
+    likewise the cosines of features and the effective ranks.
     """
     judged = [of for part in _parts(findings).values() for of in part]
     drawn = {
         "_curves": curves(study, judged, results, RECALLS),
         "_cosines": curves(study, judged, results, COSINES),
+        "_ranks": curves(study, judged, results, RANKS),
     }
     return forests(study, findings) | {name: figure for name, figure in drawn.items() if figure}
 
