@@ -44,7 +44,9 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
                 "features: expected tokens (N, L, C) with a boolean mask (N, L), or None for all, got shapes "
                 f"{tuple(features.shape)} and {got}"
             )
-    x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+    # Through flatten(2), one image's gradient would come back with strides for which torch's batch norm on a CPU
+    # has a wrong gradient, without an error.
+    x = features.permute(0, 2, 3, 1).flatten(1, 2) if features.ndim == 4 else features
     if x.ndim != 3 or x.shape[2] != channels:
         way_out = "; pass in_channels=... to match the trunk"
         if features.ndim == 4 and features.shape[3] == channels:

@@ -116,7 +116,7 @@ class HORDELoss(BaseMetricLossFunction):
         """
         x = features.type(self.projections[0].dtype)
         if x.ndim == 4:
-            x = x.flatten(2).transpose(1, 2)
+            x = x.permute(0, 2, 3, 1).flatten(1, 2)
         # The normalization below cancels any factor. With this one, the products of
         # large or small features neither overflow nor vanish, nor do the squares here.
         square = torch.mean(x.detach().float() ** 2, dim=(1, 2), keepdim=True)
