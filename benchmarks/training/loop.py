@@ -142,8 +142,6 @@ class Trainer:
             bare = state.accelerator.unwrap_model(state.model)
             found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
         state.accelerator.backward(value)
-        if self._cache:
-            self._cache.backward()
         state.optimizer.step()
         if state.scheduler is not None and not state.accelerator.optimizer_step_was_skipped:
             state.scheduler.step()

@@ -29,7 +29,13 @@ from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
 from benchmarks.training.loop import captured_terms, gradient_ratios
-from pml_regularizers import AttentionEnsemble, DistributedLoss, EmbeddingHead, HORDELoss
+from pml_regularizers import (
+    AttentionEnsemble,
+    DistributedLoss,
+    EmbeddingHead,
+    GradientCache,
+    HORDELoss,
+)
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -155,15 +161,13 @@ def _check_batch_norm(
         return
     if experiment.optimization.chunk_size is not None:
         raise ConfigError(
-            "optimization.chunk_size: batch norm would use the statistics of a chunk, not of the batch; freeze it "
-            "(model.batch_norm: frozen or frozen_statistics, with loaded weights), take a trunk and a head without "
-            "it, or leave chunk_size out"
+            "optimization.chunk_size: batch norm would take statistics of a chunk; freeze it (model.batch_norm: "
+            "frozen or frozen_statistics, with loaded weights), take a trunk without it, or leave chunk_size out"
         )
     if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
         raise ConfigError(
-            f"model: has batch norm, whose statistics would differ on {accelerator.num_processes} processes, and "
-            "synchronised batch norm needs GPUs; take one process, or a trunk and a head without it, or freeze it "
-            "(model.batch_norm: frozen, with loaded weights)"
+            f"model: has batch norm, whose statistics would differ on {accelerator.num_processes} processes of "
+            "the CPU; take one, a trunk and a head without it, or model.batch_norm: frozen, with loaded weights"
         )
 
 
@@ -225,8 +229,7 @@ def check_parts(
             )
 
 
-TRIAL_IMAGES = (4, 32, 32)
-"""Images of trial batches, at most: a small batch, and larger ones while some loss does not act."""
+TRIAL_IMAGES = (4, 32, 32)  # at most: a small batch, and larger ones while some loss does not act
 
 
 def _take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: DistributedLoss) -> None:
@@ -247,12 +250,15 @@ def _take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: Distri
             "tensors as parameters or buffers"
         ) from error
     optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+    network: nn.Module | GradientCache = model
     idle, part = {*range(len(experiment.losses))}, "losses"
+    if experiment.optimization.chunk_size is not None:
+        network, part = GradientCache(model, loss, 2), "optimization.chunk_size"
     with torch.random.fork_rng(devices=[]):
         try:
             for labels in (_trial_labels(data, images) for images in TRIAL_IMAGES):
                 optimizer.zero_grad()
-                embeddings = model(torch.randn(len(labels), channels, side, side))
+                embeddings = network(torch.randn(len(labels), channels, side, side))
                 part = "diagnose_every" if diagnose else "losses"
                 with captured_terms(loss, diagnose > 0 or several) as terms:
                     value = loss(embeddings, labels)

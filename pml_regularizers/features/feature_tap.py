@@ -13,7 +13,8 @@ Everything else raises `MissingFeaturesError`.
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,21 @@ class ThreadLists(threading.local):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ThreadLists, (len(self.lists),)
+
+
+_whole_passes = ThreadLists(1)
+"""The backward passes, by number, inside which a network runs as a whole."""
+
+
+@contextmanager
+def recording_in_backward() -> Iterator[None]:
+    """Record passes of the network that are made inside the backward pass under way."""
+    (tasks,) = _whole_passes.lists
+    tasks.append(torch._C._current_graph_task_id())
+    try:
+        yield
+    finally:
+        tasks.pop()
 
 
 @dataclass(eq=False)
@@ -131,11 +147,11 @@ class FeatureTap:
                 features[name] = tree_map(lambda *same: torch.cat(same), *parts)
         return features
 
-    def put(self, features: Mapping[str, Features], embeddings: Tensor) -> None:
-        """Record features by hand, as those of a pass that made `embeddings`; older passes are forgotten."""
-        self.clear()
-        records = self._records.lists[int(embeddings.requires_grad)]
-        records += [_Record(name, features[name], [embeddings]) for name in self._names]
+    def put(self, features: Mapping[str, Features], embeddings: Any) -> None:
+        """Record features by hand, as those of a pass that returned `embeddings`."""
+        for name in self._names:
+            self._record(name, features[name])
+        self._record(None, embeddings)
 
     def pop(self, embeddings: Tensor) -> list[_Record]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
@@ -151,8 +167,10 @@ class FeatureTap:
 
     def _record(self, name: str | None, output: Any) -> None:
         """Record the output of a stage, or the embeddings, whose name is None."""
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return  # a backward pass is recomputing a checkpointed segment
+        if not torch.compiler.is_compiling():
+            task = torch._C._current_graph_task_id()
+            if task != -1 and task not in _whole_passes.lists[0]:
+                return  # a backward pass is recomputing a checkpointed segment
         training = torch.is_grad_enabled()
         records = self._records.lists[int(training)]  # torch 2.11 compiles no bool as index
         if name is None:

@@ -4,6 +4,8 @@ test_distributed.py has the same of several processes.
 """
 
 import copy
+import random
+from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,7 +51,6 @@ def in_chunks(net: nn.Module, loss: nn.Module, x: Tensor, *labels: Any, size: in
     cache = GradientCache(net, loss, size)
     value = loss(cache(x), *labels)
     value.backward()
-    cache.backward()
     return measured(value, net=net, loss=loss)
 
 
@@ -114,13 +115,111 @@ def test_half_precision_is_that_of_the_call() -> None:
         embeddings = cache(x.float())
         value = loss(embeddings, y)
     assert embeddings.dtype == torch.bfloat16
-    value.backward()
-    cache.backward()  # outside autocast
+    value.backward()  # outside autocast
     found = measured(value, net=net, loss=loss)
     assert found["net.trunk.0.weight"].abs().max() > 0
     for name, x in expected.items():
         error = (found[name] - x).norm() / x.norm()
         assert error < 0.05, name
+
+
+@pytest.mark.parametrize(("after", "size"), [(nn.Identity, 1), (nn.SiLU, 11)])
+def test_an_image_alone_in_its_chunk(after: Any, size: int) -> None:
+    """Behind batch norm, torch's gradient of one image depends on strides; also where no EmbeddingHead is."""
+
+    class Tokens(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.trunk(x).flatten(2).transpose(1, 2)
+            return nn.functional.normalize(self.head.fc(tokens.mean(dim=1)))
+
+    def layers() -> list[nn.Module]:
+        norm = nn.BatchNorm2d(CHANNELS).eval()
+        norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2), norm.weight.data.normal_()
+        return [norm, after()]
+
+    both(losses.ContrastiveLoss, size, net=lambda: Tokens(*layers()))
+    both(CASES["several"], size, net=lambda: Net(*layers()))
+
+
+def test_several_calls_before_one_backward_pass() -> None:
+    _, x, y = share(None)
+    pair = nn.ModuleList([Net(), losses.SelfSupervisedLoss(losses.NTXentLoss())]).double()
+    (net, loss), again = pair, copy.deepcopy(pair)
+    cache = GradientCache(again[0], again[1], 5)
+    skipped = cache(x)  # a batch whose loss is left out is none of its business
+    with pytest.raises(RuntimeError, match="no gradient has come"):
+        cache.backward()
+    expected, value = loss(net(x), net(-x)), again[1](cache(x), cache(-x))
+    expected.backward(), value.backward(), cache.backward()
+    assert_same(measured(value, net=again[0]), measured(expected, net=net))
+    again.zero_grad()
+    (skipped.sum() + cache(x).sum()).backward()
+    net.zero_grad(), (2 * net(x).sum()).backward()
+    assert_same(measured(value, net=again[0]), measured(value, net=net))
+    # Features join as those of several passes do.
+    net, loss = again[0], horde(losses.ContrastiveLoss()).double().attach(again[0].head)
+    results = []
+    for embed in (net, GradientCache(net, loss, 5)):
+        net.zero_grad()
+        value = loss(torch.cat([embed(x), embed(-x)]), torch.cat([y, y]))
+        value.backward()
+        results.append(measured(value, net=net))
+    assert_same(*results)
+
+
+class Text(nn.Module):
+    """Token numbers (N, L) and a mask -> what language models return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(20, 6), nn.Linear(6, WIDTH)
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any = None, scale: float = 1.0, tree: bool = False
+    ) -> Any:
+        if isinstance(input_ids, dict):
+            return self(**input_ids)
+        words = self.words(input_ids) * attention_mask[..., None] * scale
+        pooled = self.fc(words.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True))
+        return {"last_hidden_state": words, "pooled": pooled, "cache": None} if tree else pooled
+
+
+CALLS = (
+    lambda net, ids, mask: net({"input_ids": ids, "attention_mask": mask}),
+    lambda net, ids, mask: net(ids, mask, 0.5),
+    lambda net, ids, mask: net(input_ids=ids, attention_mask=mask, scale=torch.tensor(0.5)),
+    lambda net, ids, mask: net(ids, mask, tree=True)["pooled"],
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_tree_of_arguments(call: Any) -> None:
+    ids, labels = torch.arange(12).view(6, 2) % 7, torch.arange(6) % 2
+    mask, net, loss = (
+        (ids > 1).long().clamp(min=ids[:, :1]),
+        Text().double(),
+        losses.TripletMarginLoss(),
+    )
+    mask[:, 0] = 1
+    again = copy.deepcopy(net)
+    expected, value = (
+        loss(call(embed, ids, mask), labels) for embed in (net, GradientCache(again, loss, 4))
+    )
+    expected.backward(), value.backward()
+    assert_same(measured(value, net=again), measured(expected, net=net))
+
+
+def test_images_have_a_gradient_if_they_need_one() -> None:
+    _, x, y = share(None)
+    net, loss = Net().double().requires_grad_(False), losses.ContrastiveLoss()
+    gradients = []
+    for embed in (net, GradientCache(net, loss, 5)):
+        images = x.clone().requires_grad_()
+        loss(embed(2 * images), y).backward()
+        gradients.append(images.grad)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
+    assert not GradientCache(net, loss, 5)(x).requires_grad  # as those of the frozen network
 
 
 # Refusals
@@ -133,29 +232,44 @@ def test_weights_computed_once_for_both_passes_are_refused() -> None:
         cache(torch.randn(4, 3))
 
 
+class Mixing(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 @pytest.mark.parametrize(
-    ("layer", "fault"),
+    ("layers", "fault"),
     [
-        (lambda: nn.BatchNorm2d(CHANNELS), "batch norm"),
-        (lambda: spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1)), "spectral norm"),
-        (lambda: nn.utils.spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1)), "spectral norm"),
+        ([lambda: nn.BatchNorm2d(CHANNELS)], "trunk.2, BatchNorm2d, mixes .* freeze it"),
+        ([lambda: nn.BatchNorm2d(CHANNELS, track_running_stats=False).eval()], "trunk.2, Batch"),
+        ([lambda: Mixing(lambda x: x / x.var((0, 2, 3), keepdim=True).sqrt())], "trunk.2, Mixing"),
+        ([lambda: spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1))], r"changes trunk.2.*_u,"),
+        ([lambda: nn.utils.spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1))], "trunk.2.weight_u"),
+        ([lambda: Mixing(lambda x: x - x.mean(0))], "trunk.2, Mixing, mixes"),
+        ([lambda: Mixing(lambda x: x + x.roll(1, 0))], "trunk.2, Mixing, mixes"),
+        ([lambda: Mixing(lambda x: x + x.flip(0)), nn.Dropout], "trunk.2, Mixing, mixes"),
+        ([nn.Dropout, lambda: Mixing(lambda x: x + x[:1])], "trunk.3, Mixing, mixes"),
+        ([lambda: Mixing(lambda x: x + random.random())], "two passes .* differ; draw random"),
     ],
 )
-def test_norms_of_more_than_an_image_are_refused_unless_frozen(layer: Any, fault: str) -> None:
+@pytest.mark.parametrize("size", [1, 5])
+def test_layers_that_mix_images_are_refused_by_what_they_do(
+    layers: Any, fault: str, size: int
+) -> None:
     _, x, _ = share(None)
-    cache = GradientCache(Net(layer()).double(), losses.ContrastiveLoss(), 5)
-    with pytest.raises(
-        ValueError, match=rf"model: trunk.2 has {fault} in training mode.* freeze it"
-    ):
+    net = Net(*(layer() for layer in layers)).double()
+    before, cache = copy.deepcopy(net.state_dict()), GradientCache(net, nn.Module(), size)
+    with pytest.raises(ValueError, match=rf"model: .*{fault}"):
         cache(x)
-    both(losses.ContrastiveLoss, 5, net=lambda: Net(layer().eval()))
-
-
-def test_batch_norm_without_running_statistics_cannot_be_frozen() -> None:
-    _, x, _ = share(None)
-    net = Net(nn.BatchNorm2d(CHANNELS, track_running_stats=False).eval()).double()
-    with pytest.raises(ValueError, match="batch norm"):
-        GradientCache(net, losses.ContrastiveLoss(), 5)(x)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)  # as it was
+    if fault.endswith("freeze it"):
+        net.eval(), cache(x)
+        with pytest.raises(ValueError, match=fault):
+            net.train(), cache(x)
 
 
 def test_without_gradients_the_embeddings_have_none() -> None:
@@ -168,40 +282,27 @@ def test_without_gradients_the_embeddings_have_none() -> None:
         torch.testing.assert_close(loss(embeddings, y), loss(net(x), y))
 
 
-def test_steps_in_another_order_and_embeddings_of_two_calls() -> None:
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda net, x: net.eval(), "which of its modules train, have changed"),
+        (lambda net, x: net.trunk.requires_grad_(False), "have changed since the call"),
+        (lambda net, x: net.head.fc.weight.data.add_(1), "gave other embeddings"),
+        (lambda net, x: torch.nn.init.zeros_(net.head.fc.weight), "its weights, or"),
+        (lambda net, x: x.add_(1), "modified by an inplace operation"),
+        (lambda net, x: x.numpy().fill(1), "gave other embeddings"),
+    ],
+)
+def test_nothing_changes_between_the_passes(change: Any, told: str) -> None:
     _, x, y = share(None)
-    loss = losses.ContrastiveLoss()
-    cache = GradientCache(Net().double(), loss, 5)
-    told = "the embeddings have no gradient; call embeddings = cache"
-    skipped = cache(x)  # a batch whose loss is left out is none of its business
+    net, loss = Net(nn.Dropout(0.1)).double(), losses.ContrastiveLoss()
+    cache = GradientCache(net, loss, 5)
+    for _ in range(2):  # nor after the first step
+        loss(cache(x), y).backward()
     value = loss(cache(x), y)
+    change(net, x)
     with pytest.raises(RuntimeError, match=told):
-        cache.backward()
-    value.backward()
-    cache.backward()
-    with pytest.raises(RuntimeError, match=told):
-        cache.backward()
-    assert skipped.grad is None
-    first, second = cache(x), cache(x + 1)
-    loss(torch.cat([first, second]), torch.cat([y, y])).backward()
-    with pytest.raises(RuntimeError, match="has read embeddings of an earlier call"):
-        cache.backward()
-
-
-def test_a_network_whose_passes_differ() -> None:
-    class Counting(nn.Module):
-        passes = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.passes += 1
-            return x + self.passes
-
-    _, x, y = share(None)
-    loss = losses.ContrastiveLoss()
-    cache = GradientCache(Net(Counting()).double(), loss, 5)
-    loss(cache(x), y).backward()
-    with pytest.raises(RuntimeError, match="second pass over a chunk gave other embeddings"):
-        cache.backward()
+        value.backward()
 
 
 def test_what_the_whole_batch_would_refuse() -> None:
@@ -210,11 +311,27 @@ def test_what_the_whole_batch_would_refuse() -> None:
     loss = horde(losses.ContrastiveLoss()).double().attach(net.trunk)  # and no embedder
     with pytest.raises(MissingFeaturesError, match="embedder=module"):
         GradientCache(net, loss, 5)(x)
-    loss.attach(net.trunk, embedder=net)
+    loss.attach(net.trunk.requires_grad_(False), embedder=net)
     cache = GradientCache(net, loss, 5)
-    loss(cache(x), y).backward()
-    net.trunk.requires_grad_(False)
     with pytest.raises(MissingFeaturesError, match="carry no gradient"):
-        cache.backward()
-    with pytest.raises(ValueError, match=r"returns embeddings .* got tuple"):
-        GradientCache(nn.RNN(6, 2), loss, 5)(torch.randn(2, 6))
+        loss(cache(x), y).backward()
+    with pytest.raises(RuntimeError, match="create_graph=True, got one"):
+        torch.autograd.grad(cache(2 * x.requires_grad_()).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="is it detached"):
+        GradientCache(nn.Sequential(net, Mixing(Tensor.detach)), loss, 5)(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "told"),
+    [
+        (nn.RNN(6, 2), [torch.randn(2, 6)], "a row for each of the 2 images .* got shape"),
+        (nn.Linear(6, 2), [torch.randn(4, 6), torch.randn(1, 6)], r"shapes \(4, 6\), \(1, 6\)"),
+        (nn.Linear(6, 2), ["a text"], "expected tensors with a row for each image, got none"),
+        (nn.Linear(6, 2), [UserDict(x=torch.randn(4, 6))], r"in a UserDict; .* cache\(\*\*batch"),
+        (Mixing(lambda x: x.argmax(1)), [torch.randn(4, 6)], "returns embeddings"),
+        (Mixing(lambda x: (x, object())), [torch.randn(4, 6)], "got object; return the embed"),
+    ],
+)
+def test_what_cannot_be_split_or_joined(model: nn.Module, arguments: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        GradientCache(model, losses.ContrastiveLoss(), 2)(*arguments)

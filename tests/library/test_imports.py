@@ -11,7 +11,7 @@ import pml_regularizers
 LIBRARY = Path(pml_regularizers.__file__).parent
 LAYERS = ("functional", "distributed", "features", "heads", "regularizers", "losses")
 """Folders and modules, from the lowest."""
-ALONE = ("metrics", "gradient_cache", "optimizer_groups", "gradient_ratios", "_unwrapping")
+ALONE = ("metrics", "chunked_batch", "gradient_cache", "optimizer_groups", "gradient_ratios")
 """What no layer imports."""
 ORACLES = sorted((Path(__file__).parents[1] / "oracles").glob("*.py"))
 

@@ -13,7 +13,7 @@ from benchmarks.records import describe_launcher
 from benchmarks.run import main
 from benchmarks.settings import ConfigError, parse
 from benchmarks.training import check_launcher, trial
-from tests.support.processes import TINY, horde
+from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
 
 PML = "pytorch_metric_learning"
 LOSSES = {
@@ -82,6 +82,22 @@ def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.M
     for name, tensor in untried.items():
         assert torch.equal(weights[name], tensor), name
     assert torch.equal(state, others[0]) and hooks == others[1]
+
+
+def test_chunks_of_a_network_that_mixes_images_are_refused() -> None:
+    """By comparison: nothing else knows this layer."""
+
+    class Mixing(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(dim=0)
+
+    experiment = parse([*TINY, *NO_BATCH_STATISTICS, "--optimization.chunk_size=8"]).experiment
+    trial.try_one_step(experiment)
+    model = network.build_model(experiment.model, experiment.data)
+    model.trunk = torch.nn.Sequential(model.trunk, Mixing())
+    loss = trial.build_loss(experiment, model, 4)
+    with pytest.raises(ConfigError, match=r"^optimization.chunk_size: .* trunk.1, Mixing, mixes"):
+        trial._take_trial_step(experiment, model, loss)
 
 
 # ----------------------------------------------------------------------------------- photographs

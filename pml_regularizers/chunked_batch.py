@@ -1,0 +1,387 @@
+"""A batch that passes a network in chunks, twice, and the comparison that tells whether chunks are the batch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .features.feature_loss import FeatureLoss
+from .features.feature_tap import FeatureTap, MissingFeaturesError, recording_in_backward
+
+_SAME = {torch.float64: 1e-6, torch.float32: 2e-3}
+"""Difference that rounding may cause, relative to the largest entry; in half precision `_SAME_IN_HALF`."""
+_SAME_IN_HALF = 0.05
+
+_FREEZE = "freeze it (its eval() after each model.train()), or take a network without it"
+_FROM_TORCH = "draw random numbers from torch, and change nothing that the next pass depends on"
+
+
+class ChunkedBatch:
+    """The images of a call, and what their second pass needs.
+
+    Args:
+        model, loss, chunk_size: Those of the `GradientCache`.
+        args, kwargs: Those of the call.
+
+    Raises:
+        ValueError: for tensors without a row for each image, or hidden in an object.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: nn.Module, chunk_size: int, args: Any, kwargs: Any
+    ) -> None:
+        self.model, self.chunk_size = model, chunk_size
+        parts = [part for part in loss.modules() if isinstance(part, FeatureLoss)]
+        self.taps = [part.tap for part in parts if part.tap is not None]
+        self.given, self.structure = tree_flatten((args, kwargs))
+        self.places = [i for i, x in enumerate(self.given) if isinstance(x, Tensor) and x.ndim]
+        self.tensors: list[Tensor] = [self.given[i] for i in self.places]
+        if hidden := [x for x in self.given if _holds_tensors(x)]:
+            raise ValueError(
+                f"GradientCache: cannot split the tensors in a {type(hidden[0]).__name__}; pass them by name, "
+                "cache(**batch), or in a dict, list or tuple"
+            )
+        if len({len(x) for x in self.tensors}) != 1:
+            came = ", ".join(str(tuple(x.shape)) for x in self.tensors)
+            raise ValueError(
+                "GradientCache: expected tensors with a row for each image, got "
+                f"{f'shapes {came}' if came else 'none'}; expand those that serve all images"
+            )
+        for i in self.places:
+            self.given[i] = None
+        self.size = len(self.tensors[0])
+        starts = range(0, max(self.size, 1), chunk_size)
+        self.chunks = [slice(start, start + chunk_size) for start in starts]
+        self.outputs: list[Tensor] = []
+        used = {x.device for x in (*self.tensors, *self.model.parameters())}
+        self.devices = [device for device in used if device.type not in ("cpu", "meta")]
+        self.states: list[list[Tensor]] = []  # of the generators, before each chunk
+        # Without autocast's cache: its copies of the weights, made here, would have no gradient in the second pass.
+        self.autocasts = [
+            partial(
+                torch.autocast,
+                kind,
+                dtype=torch.get_autocast_dtype(kind),
+                enabled=torch.is_autocast_enabled(kind),
+                cache_enabled=False,
+            )
+            for kind in {"cpu", *(device.type for device in self.devices)}
+        ]
+
+    @property
+    def trains(self) -> bool:
+        """True if a pass over the whole batch would have a graph."""
+        trained = any(x.requires_grad for x in (*self.model.parameters(), *self.tensors))
+        return trained and torch.is_grad_enabled()
+
+    def embed(self, *, check: bool) -> None:
+        """The first pass, whose joined tensors are `outputs`.
+
+        Args:
+            check: Refuse a network for which the chunks are not the batch.
+        """
+        before, steady = _buffers(self.model) if check else {}, None
+        passes: list[list[Any]] = []
+        with torch.no_grad():
+            for rows in self.chunks:
+                self.states.append(_generators(self.devices))
+                passes.append(self._pass([x[rows].clone() for x in self.tensors]))
+                if check and steady is None:  # not before: the first pass may fill caches
+                    steady = _buffers(self.model)
+            # A tensor that several losses read is one output.
+            self.numbers, self.constants = _numbered(passes[0])
+            self.firsts = [self.numbers.index(n) for n in range(max(self.numbers) + 1)]
+            if any(_numbered(leaves) != (self.numbers, self.constants) for leaves in passes):
+                raise ValueError("model: expected outputs of one structure for all chunks")
+            self.outputs = [_joined([leaves[i] for leaves in passes]) for i in self.firsts]
+            if steady is not None:
+                self._check(before, steady)
+        own = {n for n in self.numbers[: self.own] if n >= 0 and _is_float(self.outputs[n])}
+        self.shown = min(own, key=lambda n: self.outputs[n].numel())
+        self.embeddings = self.outputs[self.shown].detach().clone()
+        self.before = modes_of(self.model), _weights(self.model)
+
+    def tree(self, outputs: Sequence[Any]) -> list[Any]:
+        """What the network returns, then the features of each tap."""
+        numbered = zip(self.numbers, self.constants, strict=True)
+        leaves = [outputs[n] if n >= 0 else x for n, x in numbered]
+        tree: list[Any] = tree_unflatten(leaves, self.returned)
+        return tree
+
+    def backward(
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], *, compare: bool
+    ) -> list[Tensor | None]:
+        """The second pass. Returns the gradients of the tensors.
+
+        Args:
+            tensors: Those of the call.
+            gradients: Those of the outputs.
+            compare: Refuse other embeddings than those of the first pass.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "GradientCache: expected a backward pass without create_graph=True, got one with it; call the "
+                "network itself where gradients are differentiated"
+            )
+        if self.before != (modes_of(self.model), _weights(self.model)):
+            raise RuntimeError(
+                "model: its weights, or which of its modules train, have changed since the call of GradientCache; "
+                "change them after the loss's backward pass"
+            )
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        state, reached = _generators(self.devices), False
+        try:
+            for rows, own_state in zip(self.chunks, self.states, strict=True):
+                # DistributedDataParallel averages what all chunks have added up.
+                last = rows == self.chunks[-1]
+                averaging = nullcontext() if last else getattr(self.model, "no_sync", nullcontext)()
+                _set_generators(self.devices, own_state)
+                with averaging, torch.enable_grad(), recording_in_backward():
+                    found = self._pass([x[rows].clone() for x in leaves])
+                    outputs = [found[i] for i in self.firsts]
+                    if compare and self._differs(
+                        outputs[self.shown].detach(), self.embeddings[rows]
+                    ):
+                        raise RuntimeError(
+                            "model: the second pass over a chunk gave other embeddings than the first, so its "
+                            f"gradients would be wrong; {_FROM_TORCH}"
+                        )
+                    traced = [
+                        (output, gradient[rows])
+                        for output, gradient in zip(outputs, gradients, strict=True)
+                        if gradient is not None and output.requires_grad
+                    ]
+                    if traced:
+                        torch.autograd.backward([x for x, _ in traced], [x for _, x in traced])
+                        reached = True
+        finally:
+            _set_generators(self.devices, state)
+        if not reached:
+            raise RuntimeError(
+                "model: nothing that the loss reads has a gradient in the second pass; is it detached?"
+            )
+        return [x.grad for x in leaves]
+
+    def _pass(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """What the network returns for some images, and the features of each tap, flattened."""
+        given = list(self.given)
+        for place, x in zip(self.places, tensors, strict=True):
+            given[place] = x
+        args, kwargs = tree_unflatten(given, self.structure)
+        with ExitStack() as stack:
+            for autocast in self.autocasts:
+                stack.enter_context(autocast())
+            if len(tensors[0]) == 1 and torch.is_grad_enabled() and not self.devices:
+                stack.enter_context(_BatchNormOfOneImage())
+            result = self.model(*args, **kwargs)
+        leaves, _ = tree_flatten(result)
+        self.own = len(leaves)
+        embeddings = [x for x in leaves if _is_float(x)]
+        if not embeddings:
+            raise ValueError(
+                f"model: expected a network that returns embeddings (N, E), got {type(result).__name__}"
+            )
+        features = [_taken(tap, embeddings) for tap in self.taps]
+        leaves, self.returned = tree_flatten([result, *features])
+        for x in leaves:
+            fits = x.shape[:1] == tensors[0].shape[:1] if isinstance(x, Tensor) else _is_plain(x)
+            if not fits:
+                came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(
+                    f"model: expected outputs with a row for each of the {len(tensors[0])} images of a pass, got "
+                    f"{came}; return the embeddings alone"
+                )
+        return leaves
+
+    def _differs(self, x: Tensor, y: Tensor) -> bool:
+        """True if they differ by more than rounding in the least precise numbers that the network may use."""
+        dtypes = {z.dtype for z in (x, *self.model.parameters()) if _is_float(z)}
+        dtypes |= {cast.keywords["dtype"] for cast in self.autocasts if cast.keywords["enabled"]}
+        limit = max(_SAME.get(dtype, _SAME_IN_HALF) for dtype in dtypes)
+        return x.numel() > 0 and bool((x - y).abs().max() > limit * y.abs().max())
+
+    def _check(self, before: Mapping[str, Tensor], steady: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError if the outputs for an image depend on the other images, or on earlier passes.
+
+        Args:
+            before, steady: The buffers before the first chunk and after it.
+        """
+        state = _generators(self.devices)
+        try:
+            fault = self._fault(steady, random=not _equal(state, self.states[0]))
+        except Exception:
+            self._restore(before)
+            raise
+        finally:
+            _set_generators(self.devices, state)
+        if fault:
+            self._restore(before)
+            raise ValueError(f"model: {fault}")
+
+    def _fault(self, steady: Mapping[str, Tensor], *, random: bool) -> str | None:
+        """What is wrong, by passing images of the first chunk again, beside others.
+
+        Args:
+            random: A pass draws random numbers.
+        """
+        count = min(self.chunk_size, self.size)
+        images = [*range(max(count, 2) if random else count)]
+        half = (len(images) + 1) // 2
+        first, second = slice(half), slice(half, None)
+        if random:  # the same numbers for the same rows, which are beside copies of each other
+            rest = len(images) - half
+            others = [
+                ([*images[first], *images[:rest]], first, first),
+                ([*(half + i % rest for i in range(half)), *images[second]], second, second),
+            ]
+        elif self.size > count:  # in other company, at other places, in a larger pass
+            last = range(self.size - count - 1 + half, self.size)
+            others = [([*last, *images[first]], first, slice(len(last), None))]
+        else:
+            others = [(images[second], second, slice(None))]
+        before = self._embedded(images)
+        again = [x[:count] for x in self.outputs if _is_float(x)]
+        unsteady = len(images) == count and any(map(self._differs, before, again))
+        for other, rows, places in () if unsteady else others:
+            pairs = zip(self._embedded(other), before, strict=True)
+            if any(self._differs(x[places], y[rows]) for x, y in pairs):
+                name = self._first_to_mix(images, rows, other, places)
+                return f"{name} mixes the images of a pass, so that a chunk is not the batch; {_FREEZE}"
+        for name, buffer in _buffers(self.model).items():
+            if name in steady and not _same(buffer, steady[name]):
+                return f"each pass changes {name}, and chunks pass twice; {_FREEZE}"
+        return f"two passes over the same images differ; {_FROM_TORCH}" if unsteady else None
+
+    def _embedded(self, images: list[int]) -> list[Tensor]:
+        """The outputs for these images, as with the random numbers of the first chunk."""
+        _set_generators(self.devices, self.states[0])
+        leaves = self._pass([x[images] for x in self.tensors])
+        return [leaves[i] for i in self.firsts if _is_float(leaves[i])]
+
+    def _first_to_mix(self, images: list[int], rows: slice, other: list[int], places: slice) -> str:
+        """The first layer whose outputs for the same images, rows and places of two passes, differ."""
+        seen: list[list[tuple[str, Tensor]]] = []
+        for passed, kept in ((images, rows), (other, places)):
+            outputs: list[tuple[str, Tensor]] = []
+
+            def keep(name: str, module: nn.Module, args: Any, x: Any) -> None:
+                if _is_float(x) and len(x) == len(passed):  # noqa: B023
+                    outputs.append((name, x[kept].clone()))  # noqa: B023
+
+            layers = [(n, m) for n, m in self.model.named_modules() if not [*m.children()]]
+            hooks = [m.register_forward_hook(partial(keep, n)) for n, m in layers]
+            self._embedded(passed)
+            for hook in hooks:
+                hook.remove()
+            seen.append(outputs)
+        for (name, x), (_, y) in zip(*seen, strict=False):
+            if x.shape == y.shape and self._differs(x, y):
+                return f"{name}, {type(self.model.get_submodule(name)).__name__},"
+        return type(self.model).__name__
+
+    def _restore(self, buffers: Mapping[str, Tensor]) -> None:
+        for name, buffer in self.model.named_buffers():
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.copy_(buffers[name])
+
+
+class _BatchNormOfOneImage(TorchFunctionMode):
+    """Keep wrong gradients from the network: torch's batch norm on a CPU has them for one image.
+
+    It reads as channels first what lies in memory with channels last, if the stride of the images, which have none,
+    is not that of either: such is the gradient of `x.flatten(2).transpose(1, 2).mean(dim=1)`.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (functional.batch_norm, torch.batch_norm) or not args:
+            return func(*args, **(kwargs or {}))
+        result = func(args[0].contiguous(), *args[1:], **(kwargs or {}))
+        if result.requires_grad:
+            result.register_hook(Tensor.contiguous)
+        return result
+
+
+def modes_of(model: nn.Module) -> tuple[Any, ...]:
+    """The modules of a network, and which of them are in training mode."""
+    return tuple((id(module), module.training) for module in model.modules())
+
+
+def _weights(model: nn.Module) -> list[tuple[int, int, bool]]:
+    """What tells whether a parameter was replaced, changed or frozen."""
+    parameters = model.parameters()
+    return [(id(p), 0 if p.is_inference() else p._version, p.requires_grad) for p in parameters]
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    """True for equal buffers, NaN included; and for those of other shapes, as caches that have grown."""
+    return x.shape != y.shape or bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+def _generators(devices: Iterable[torch.device]) -> list[Tensor]:
+    """The states of torch's random generators: the CPU's, and those of devices."""
+    states = [torch.get_rng_state()]
+    for device in devices:
+        get = torch.get_device_module(device).get_rng_state
+        states.append(get() if device.type == "mps" else get(device))  # there is but one
+    return states
+
+
+def _set_generators(devices: Iterable[torch.device], states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for device, state in zip(devices, states[1:], strict=True):
+        put = torch.get_device_module(device).set_rng_state
+        put(state) if device.type == "mps" else put(state, device)
+
+
+def _equal(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, states, others))
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 0
+
+
+def _is_plain(x: Any) -> bool:
+    return x is None or isinstance(x, bool | int | float | str)
+
+
+def _holds_tensors(x: Any) -> bool:
+    """True for an object with tensors that a tree of dicts, lists and tuples does not show."""
+    if isinstance(x, Tensor | nn.Module):
+        return False
+    values = x.values() if isinstance(x, Mapping) else getattr(x, "__dict__", {}).values()
+    return any(isinstance(value, Tensor) for value in values)
+
+
+def _numbered(leaves: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """The number of each tensor among the different ones, -1 for anything else; and these others."""
+    tensors = list({id(x): x for x in leaves if isinstance(x, Tensor)})
+    numbers = [tensors.index(id(x)) if isinstance(x, Tensor) else -1 for x in leaves]
+    return numbers, [None if isinstance(x, Tensor) else x for x in leaves]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if len({x.shape[1:] for x in parts}) > 1:
+        came = ", ".join(str(tuple(x.shape)) for x in parts[:4])
+        raise ValueError(f"model: expected outputs of one width for all chunks, got shapes {came}")
+    return torch.cat(list(parts))
+
+
+def _taken(tap: FeatureTap, embeddings: Sequence[Tensor]) -> Any:
+    """The features of a pass that has returned several tensors, one of which the tap knows."""
+    for x in embeddings[:-1]:
+        try:
+            return tap.take(x)
+        except MissingFeaturesError:
+            continue
+    return tap.take(embeddings[-1])
