@@ -38,7 +38,7 @@ def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests 
         anew: Read unchanged files, too.
     """
     kept_in = _kept_in(listing.root)
-    before = _read(kept_in)
+    before = _read(kept_in) if kept_in else {}
     kept: dict[str, list[int | str]] = {}
 
     def digest(row: int) -> ImageDigests | DatasetError:
@@ -66,7 +66,7 @@ def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests 
             tasks, total=len(listing), desc="look through", unit="image", leave=False
         )
         results = list(bar)
-    if before != (kept := before | kept):
+    if kept_in and before != (kept := before | kept):
         with suppress(OSError):  # then it takes as long the next time
             kept_in.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept_in, json.dumps(kept).encode())
@@ -77,11 +77,13 @@ def _facts(found: os.stat_result) -> list[int | str]:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
-def _kept_in(root: Path) -> Path:
-    """A file in the user's folder of caches: that of the images may be read-only."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  never raises
+def _kept_in(root: Path) -> Path | None:
+    """A file in the user's folder of caches, if there is one: that of the images may be read-only."""
+    # A path from here, as "~/.cache" without a home, is none (XDG base directory specification).
+    bases = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")  # noqa: PTH111  never raises
+    base = next(filter(os.path.isabs, bases), None)
     name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
-    return Path(base, "pml-regularizers", f"{name}.json")
+    return Path(base, "pml-regularizers", f"{name}.json") if base else None
 
 
 def _read(path: Path) -> dict[str, list[int | str]]:

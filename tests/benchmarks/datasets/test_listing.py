@@ -63,6 +63,20 @@ def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path):
     assert changed.fingerprint == listing.fingerprint and changed.content != listing.content
 
 
+def test_a_folder_of_caches_that_is_not_absolute_is_not_used(
+    listing, tmp_path, caches, monkeypatch
+):
+    """Else a folder called ~ would appear."""
+    monkeypatch.chdir(tmp_path)
+    before = {*tmp_path.rglob("*")}
+    for given in ("~/.cache", "", "caches"):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no home
+        assert dataclasses.replace(listing).content
+    assert {*tmp_path.rglob("*")} == before
+    monkeypatch.undo()
+
+
 def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, caches, monkeypatch):
     """Whatever its time of modification says, a file that was replaced is."""
     read = []
