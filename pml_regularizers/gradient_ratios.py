@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .distributed import world_size
 from .features.feature_loss import FeatureLoss
+from .functional.precision import in_float64
 from .optimizer_groups import joined, wrapped
 
 _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
@@ -200,9 +201,10 @@ def _check_static_graph(losses: Iterable[Tensor]) -> None:
 
 def _square(tensor: Tensor, gradient: Tensor) -> Tensor:
     """Square of a gradient's norm over all processes, in float64."""
-    gradient = gradient.to(torch.float64, copy=True).contiguous()
+    gradient = in_float64(gradient).contiguous()
     averaged = isinstance(tensor, nn.Parameter)
     if world_size() > 1 and averaged:
+        gradient = gradient.clone()
         dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
     square = gradient.square().sum()
     if world_size() > 1 and not averaged:

@@ -21,6 +21,7 @@ from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import TrainingState
 from pml_regularizers import GradientCache
+from pml_regularizers.functional.precision import in_float64
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
 
@@ -222,7 +223,7 @@ class Pending:
 
     def flush(self, state: TrainingState) -> tuple[list[Row], dict[str, str]]:
         """The rows to log, checked, and the text of the progress bar."""
-        losses = torch.stack([loss.double() for _, loss, _, _ in self._rows]).tolist()
+        losses = in_float64(torch.stack([loss for _, loss, _, _ in self._rows])).tolist()
         now = time.perf_counter()
         state.busy_seconds += now - self._since
         speed = len(losses) * self._batch_size / (now - self._since)

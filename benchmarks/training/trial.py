@@ -36,6 +36,7 @@ from pml_regularizers import (
     GradientCache,
     HORDELoss,
 )
+from pml_regularizers.functional.precision import device_for
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -50,9 +51,7 @@ def start(experiment: Experiment) -> Accelerator:
     if experiment.precision == "fp16" and not on_gpu:  # Accelerate would train in float32
         raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
     if experiment.evaluation.clustering and find_spec("faiss") is None:
-        raise ConfigError(
-            "evaluation.clustering: needs faiss; install faiss-cpu, or set it to false"
-        )
+        raise ConfigError("evaluation.clustering: needs faiss-cpu; install it, or set it to false")
     accelerator = Accelerator(
         mixed_precision=experiment.mixed_precision,
         gradient_accumulation_steps=1,
@@ -61,9 +60,15 @@ def start(experiment: Experiment) -> Accelerator:
         project_dir=experiment.output,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
     )
-    if accelerator.device.type == "cpu":
+    device = accelerator.device
+    if experiment.precision == "float64" and device_for(torch.float64, device) != device:
+        raise ConfigError(f"precision: {device.type} has no float64; set ACCELERATE_USE_CPU=true")
+    if device.type == "cpu":
         keep_memory()
-        if accelerator.mixed_precision == "bf16" and not computes_in_bfloat16():
+        if (
+            accelerator.mixed_precision == "bf16"
+            and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        ):
             accelerator.print(
                 "precision: this processor has no instructions for bfloat16, so that bf16 is many times slower "
                 "than --precision float32"
@@ -74,11 +79,6 @@ def start(experiment: Experiment) -> Accelerator:
             f"{accelerator.num_processes} processes"
         )
     return accelerator
-
-
-def computes_in_bfloat16() -> bool:
-    """True if this processor has instructions for bfloat16."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def build_parts(

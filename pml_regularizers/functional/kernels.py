@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .checks import at_least
-from .precision import full_precision, without_autocast
+from .precision import full_precision, in_float64, without_autocast
 
 
 class _SquaredDistances(torch.autograd.Function):
@@ -169,9 +169,9 @@ class GaussianMixtureKernel(_DistanceKernel):
         self.add_to_recordable_attributes(name="components", is_stat=False)
 
     def distances(self, x: Tensor) -> Tensor:
-        if self.bandwidth is None or x.device.type == "mps":  # which has no float64
+        if self.bandwidth is None:
             return squared_distances(x)
-        return squared_distances(x.double()).to(x.dtype)
+        return squared_distances(in_float64(x)).to(x)
 
 
 class GaussianKernel(GaussianMixtureKernel):

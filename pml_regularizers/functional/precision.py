@@ -15,6 +15,21 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
+def device_for(dtype: torch.dtype, device: torch.device) -> torch.device:
+    """The device, or the CPU if it lacks numbers of this type: Apple's, and some of Intel's, have no float64."""
+    if dtype not in (torch.float64, torch.complex128):
+        return device
+    lacks = device.type == "mps"
+    if device.type == "xpu":
+        lacks = not torch.xpu.get_device_properties(device).has_fp64
+    return torch.device("cpu") if lacks else device
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """`x` in float64: on its device, or on the CPU if the device has none, which waits for it."""
+    return x.to(device_for(torch.float64, x.device), torch.float64)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """A context that switches autocast off on the device of `x`; free where it is off."""
     kind = x.device.type

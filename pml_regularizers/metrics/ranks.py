@@ -32,6 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
+from ..functional.precision import device_for, in_float64
+
 # Working memory of a process: large enough for a matrix product at full speed, the same for any data set.
 BLOCK_BYTES = 64 * 2**20
 BLOCK_ROWS = 448
@@ -65,7 +67,7 @@ class QuerySharding:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the processes, on the CPU."""
-        if self.accelerator is not None:
+        if self.accelerator is not None and self.accelerator.num_processes > 1:
             values = self.accelerator.reduce(values.to(self.accelerator.device), "sum")
         return values.cpu()
 
@@ -100,7 +102,8 @@ def count_ranks(
     rows = _prepared(parts, plan.order, normalize, sharing)
     references = rows[: plan.references]
     blocks = plan.blocks(rows.element_size())
-    results = rows.new_zeros(3, len(plan.queries), dtype=torch.float64)
+    exact = torch.float64
+    results = torch.zeros(3, len(plan.queries), dtype=exact, device=device_for(exact, rows.device))
     halves = torch.cat([part.square().sum(dim=1) / 2 for part in torch.split(references, PART)])
     distances = rows.new_empty(max(map(len, blocks), default=0), len(references))
     with _full_precision():
@@ -172,13 +175,14 @@ def _measured(
     nth = torch.arange(1, deepest + 1, device=R.device)
     # If more wrong ones than these are nearer, the rank is too small, but still larger than R.
     ranks = nth + torch.searchsorted(wrong, right, right=True)
-    found = ranks <= R[:, None]
-    precision = torch.where(found, nth / ranks.double(), 0)
     nearest = ranks[:, 0]
     if max_rank > deepest:
         # In place: a mask of booleans is summed at a tenth of the speed. Exact up to 2^24 references.
         nearest = 1 + distances.le_(right[:, :1]).sum(dim=1)
-    return torch.stack([nearest.double(), precision.sum(dim=1) / R, found.sum(dim=1) / R.double()])
+    nearest, nth, ranks, R = map(in_float64, (nearest, nth, ranks, R))
+    found = ranks <= R[:, None]
+    precision = torch.where(found, nth / ranks, 0)
+    return torch.stack([nearest, precision.sum(dim=1) / R, found.sum(dim=1) / R])
 
 
 def _smallest(rows: Tensor, k: int) -> Tensor:
@@ -208,7 +212,8 @@ def _prepared(
 ) -> Tensor:
     """The vectors to compare, in the plan's order."""
     dtype = reduce(torch.promote_types, (part.dtype for part in parts), torch.float32)
-    out = torch.empty(len(order), parts[0].shape[1], dtype=dtype, device=sharing.device)
+    device = device_for(dtype, sharing.device)
+    out = torch.empty(len(order), parts[0].shape[1], dtype=dtype, device=device)
     # A power of two, so that nothing is rounded; squares neither overflow nor vanish.
     limit = frexp(torch.finfo(out.dtype).max)[1] - 2
     scale = 2.0 ** -min(max(frexp(largest_entry(*parts))[1], -limit), limit)
@@ -230,7 +235,7 @@ def _prepared(
 
 def largest_entry(*parts: Tensor) -> float:
     """The largest magnitude; NaN or inf if there is one."""
-    ends = torch.stack([end.double().cpu() for part in parts for end in torch.aminmax(part)])
+    ends = torch.stack([in_float64(end).cpu() for part in parts for end in torch.aminmax(part)])
     return float(ends.abs().max())
 
 

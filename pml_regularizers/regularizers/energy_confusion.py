@@ -31,6 +31,7 @@ from torch import Tensor
 from ..distributed import gather_rows
 from ..features.feature_loss import LabelAwareRegularizer, already_reduced
 from ..functional.checks import one_of
+from ..functional.precision import in_float64
 
 Gradient = Literal["fc", "all"]
 
@@ -66,29 +67,29 @@ def _class_average(classes: Tensor, num_classes: int) -> Average:
     """Means (C, ...); 0 for a class without images."""
 
     def sums(values: Tensor) -> Tensor:
-        return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
+        return values.new_zeros(num_classes, *values.shape[1:]).index_add(
+            0, classes.to(values.device), values
+        )
 
     # Older MPS backends add no int64.
     counts = sums(torch.ones_like(classes, dtype=torch.int32)).clamp(min=1)
 
     def average(values: Tensor) -> Tensor:
-        return sums(values) / counts.view(-1, *[1] * (values.ndim - 1))
+        return sums(values) / counts.to(values.device).view(-1, *[1] * (values.ndim - 1))
 
     return average
 
 
 def _squared_energies(x: Tensor, average: Average) -> Tensor:
     """Eq. 3 of squared Euclidean distances, by the rows of the average."""
-    if x.dtype == torch.float64 or x.device.type == "mps":  # which has no float64
-        energies, _ = _closed_form(x, average)
-    elif _waits(x):  # values are not to be looked at
-        energies, _ = _closed_form(x.double(), average)
+    if x.dtype == torch.float64 or _waits(x):  # values are not to be looked at
+        energies, _ = _closed_form(in_float64(x), average)
     else:
         energies, terms = _closed_form(x, average)
         # Of classes so close float32 would leave too few digits of their energy.
         if (16 * energies < terms).fill_diagonal_(False).any():
-            energies, _ = _closed_form(x.double(), average)
-    return energies.clamp(min=0).to(x.dtype)
+            energies, _ = _closed_form(in_float64(x), average)
+    return energies.clamp(min=0).to(x)
 
 
 def _closed_form(x: Tensor, average: Average) -> tuple[Tensor, Tensor]:
@@ -208,12 +209,13 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         """
         same = labels.unsqueeze(1) == labels
         # In float64, where TF32 cannot round the products.
-        p = 1 / same.sum(dim=1, dtype=x.dtype if x.device.type == "mps" else torch.float64)
+        p = 1 / in_float64(same.sum(dim=1))
+        same = same.to(p.device)
         A = same * p  # row i averages over i's class
-        energies = self._energies(x, lambda values: (A @ values.to(A.dtype)).to(values.dtype))
-        weights = (p.unsqueeze(1) * p).masked_fill(same, 0).to(x.dtype)
+        energies = self._energies(x, lambda values: (A @ values.to(A)).to(values))
+        weights = (p.unsqueeze(1) * p).masked_fill(same, 0).to(x)
         total = (weights * self._terms(energies)).sum()
-        C = p.sum().round().to(x.dtype)
+        C = p.sum().round().to(x)
         return total / (C * (C - 1)).clamp(min=1) if type(self.reducer) is MeanReducer else total
 
     def _own_embeddings(self, embeddings: Tensor) -> Tensor:
