@@ -21,6 +21,7 @@ from benchmarks.evaluation.generalization_bound import (
     ideal_joint_error,
     stratified_parts,
 )
+from benchmarks.evaluation.identification import identify
 from benchmarks.evaluation.tester import (
     Evaluator,
     Measured,
@@ -98,11 +99,17 @@ def test_outputs(
 def verified(
     found: Measured, test_set: Glyphs | ImageSet, experiment: Experiment, accelerator: Accelerator
 ) -> dict[str, Any]:
-    """The record's entry "verification", if it is asked for; all processes call it."""
+    """The record's entries "verification" and "identification", if asked for; all processes call it.
+
+    The second one is about new classes: it is left out where tested classes may have been trained on.
+    """
     if not experiment.evaluation.verification:
         return {}
-    measured = verify(found.embeddings, found.labels, test_set.is_query, accelerator)
-    return {"verification": measured}
+    images = found.embeddings, found.labels, test_set.is_query, accelerator
+    measured = {"verification": verify(*images)}
+    if not experiment.data.known_classes:
+        measured["identification"] = identify(*images)
+    return measured
 
 
 def variance_correlation(

@@ -66,9 +66,9 @@ def has_diverged(info: Mapping[str, Any]) -> bool:
 
 
 def has_thresholds(info: Mapping[str, Any]) -> bool:
-    """True if the test asked whether two images are of one class, and had enough for some threshold."""
-    rates = (info.get("verification") or {}).get("rates", [])
-    return any(rate["threshold"] is not None for rate in rates)
+    """True if the test had enough images for some threshold: of two images, or of one and its nearest."""
+    tests = [info.get(name) or {} for name in ("verification", "identification")]
+    return any(row["threshold"] is not None for test in tests for row in test.get("rates", []))
 
 
 def load_run(folder: Path) -> Run:

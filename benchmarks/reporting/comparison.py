@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.datasets import verify_command
 from benchmarks.records import Run, has_diverged
+from benchmarks.reporting.identification import identified
 from benchmarks.reporting.paired import (
     Metrics,
     Rows,
@@ -92,7 +93,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
             f"    {verify_command(first['config']['data'])}",
         ]
     notes += [note for note, holds in told.items() if holds]
-    tables = [*compared(rows, baseline, beside), *verified(groups)]
+    tables = [*compared(rows, baseline, beside), *verified(groups), *identified(groups)]
     return Page(_heading(groups), [result, *tables, *notes])
 
 

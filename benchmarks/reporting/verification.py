@@ -29,7 +29,7 @@ def verified(groups: Mapping[str, Group]) -> list[str | Table]:
             cells = map(percent, accepts.values())
             rows.append([label, percent([one["area"] for one in of_seeds]), *cells])
     names = [f"pairs of one class found at {share(rate)} false (%)" for rate in rates]
-    told = "Are two test images of one class? Told by their similarity:"
+    told = "Are two given test images of one class? Told by their similarity:"
     return [told, Table(["method", "area under the ROC (%)", *names], rows)]
 
 
@@ -53,8 +53,9 @@ def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
             )
     one, other = "pairs of two classes called the same", "pairs of one class found (%)"
     told = (
-        f"Are two test images of one class? Their cosine similarity tells, with an area under the ROC of {area} %. "
-        "From these similarities on, two images are called the same:"
+        f"Are two given test images of one class? Their cosine similarity tells, with an area under the ROC of "
+        f"{area} %. From these similarities on, two images are called the same; not for a search, whose nearest "
+        "image is the best of many pairs:"
     )
     return [told, Table([one, "similarity from", other], rows), *notes]
 

@@ -181,8 +181,8 @@ class Evaluation:
             H-divergence between them.
         save_embeddings: Save the embeddings of the tested images, with their labels, in test_embeddings.npz.
         verification: Also measure, on the test classes, how well the similarity of two images tells whether they
-            are of one class, and from which similarity on false accepts are as rare as 1, 0.1 and 0.01 %; nothing
-            of it with `data.split: validation`.
+            are of one class, and how well that of an image and its nearest one in a gallery tells whether its class
+            is there; nothing of it with `data.split: validation`.
     """
 
     every: NonNegativeInt = 250

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.evaluation import verification
+from benchmarks.evaluation import identification, verification
+from benchmarks.evaluation.identification import identify
 from benchmarks.evaluation.verification import BINS, verify
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Processes
@@ -102,9 +104,10 @@ def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(value, labels, lin
 def verified(processes: Processes) -> list[dict[str, Any]]:
     """Results on a process of a pool."""
     accelerator = as_accelerator(processes)
-    return [
-        verify(*made(12, 200), is_query, accelerator, rates=RATES) for is_query in (None, QUERIES)
-    ]
+    images = *made(12, 200), QUERIES, accelerator
+    with mock.patch.object(identification, "BLOCK_ROWS", 30):
+        known = identify(*images)
+    return [verify(*images, rates=RATES), verify(*images[:2], None, accelerator, RATES), known]
 
 
 def test_every_process_finds_what_one_finds(pool):

@@ -18,6 +18,7 @@ from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
+from benchmarks.reporting.identification import judge
 from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
@@ -123,6 +124,62 @@ def test_verification_is_told_in_words(make):
     [*_, row] = table(compared(one, other, make("B", 0, 0.5)), 1)
     assert row["method"] == "A" and [*row.values()][2:] == ["40.00 ± 0.00", "–"]
     assert row["area under the ROC (%)"].startswith("85.00 ± ")
+
+
+def identification(queries: int, right: float, rejected: float = 0.6) -> dict[str, Any]:
+    """Of a test in which each query was compared with 90 images."""
+    lacking = dict.fromkeys(("threshold", "true_positives", "false_positives_half_width"))
+    rates = [
+        {"threshold": 0.8, "true_positives": right, "true_positives_half_width": 0.05}
+        | {"false_positives": rate, "misnamed": 0.02, "false_positives_half_width": rate / 2}
+        | (lacking | {"needs": round(10 / rate)} if rate * queries < 10 else {})
+        for rate in (0.1, 0.01, 0.001)
+    ]
+    about = {"gallery_images": 100, "gallery_classes": 10, "compared": 90, "own_images": 9}
+    about |= {"unknown_queries": queries, "unknown_classes": 10, "rates": rates}
+    return about | {"unknown": {"missed": 0.1, "threshold": 0.7, "rejected": rejected}}
+
+
+def test_known_or_unknown_is_told_in_words(make):
+    one = make("A", 0, 0.4, verification=VERIFICATION, identification=identification(1000, 0.5))
+    text = compared(one)
+    assert "Of 100 unknown photographs, 1 (± 1) is called known and 60 unknown." in text
+    assert "Of 100 known ones, 50 are named rightly, 2 wrongly, and at most 10 are called" in text
+    shown = [list(row.values()) for row in table(text, 2)]
+    assert shown[1:] == [["1 % ± 0.50", "0.800", "50.00 ± 5.00"], ["0.1 %", "–", "–"]]
+    other = make("A", 1, 0.4, identification=identification(200, 0.7))
+    [row] = table(compared(one, other), 1 + 1)
+    assert [*row.values()][:3] == ["A", "60.00 ± 127.06", "50.00"]
+    for found, why in (
+        (identification(99, 0.5), "The test has 99 photographs, and a threshold needs 100"),
+        (
+            identification(200, 0.08),
+            "where 10 of 100 unknown photographs are called known, only 8 of",
+        ),
+    ):
+        assert why in compared(make("B", len(why), 0.4, identification=found))
+
+
+@pytest.mark.parametrize(
+    ("images", "asked", "told"),
+    [
+        (90, None, (0.01, 0.5, 0.02, 0.6, 1)),
+        (900, None, (0.1, 0.41, 0.11, 0, 10)),
+        (180, 0.2, (0.2, 0.4, 0.12, 0.2, 2)),
+        (180, 0.01, "rates that are of use here, 0.2, 0.02, got 0.01"),
+        (9000, None, "the folder is 1e+02 times as large as the tested gallery of 90"),
+    ],
+)
+def test_rates_in_a_larger_folder_are_limits(images, asked, told):
+    found = identification(1000, 0.5)
+    if isinstance(told, str):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            judge(found, images, asked)
+        return
+    one = judge(found, images, asked)
+    rates = (one.false_positives, one.true_positives, one.misnamed, one.rejected, one.times)
+    assert rates == pytest.approx(told) and ("limits" in one.told()) == (images > 90)
+    assert [*map(one.word, (0.9, 0.75, 0.6))] == ["known", "not sure", "unknown"]
 
 
 def test_a_run_that_diverged_is_counted_and_named(make):

@@ -1,0 +1,223 @@
+"""Open-set identification in words: when a search says "known", "not sure" or "unknown", and how often rightly.
+
+`benchmarks.evaluation.identification` measures it, and says why a rate, times the factor by which a gallery is
+larger, is a limit there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any
+
+from benchmarks.reporting.paired import Estimate, percent
+from benchmarks.reporting.rows import Group
+from benchmarks.reporting.table import Table
+
+USUAL = 0.01  # false positives, if that many or fewer can be had
+USEFUL = 0.1  # known photographs named rightly, at least, for a threshold that is of use
+REPORTED = (0.1, 0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges a query by the similarity of its nearest image, in a gallery of a given size.
+
+    In a gallery that is larger than the tested one, the rates are limits.
+
+    Attributes:
+        known: Similarity from which a query is known.
+        unknown: Similarity below which it is unknown; at most `known`.
+        false_positives: Share of unknown queries that are called known.
+        half_width: Of its 95 % interval; None if there are too few classes for one.
+        true_positives: Share of known queries that are named rightly.
+        misnamed: Share of known queries that are named wrongly.
+        missed: Share of known queries that are called unknown, at most.
+        rejected: Share of unknown queries that are called unknown.
+        times: How much larger the gallery is; 1 if it is not.
+        found: What was measured.
+    """
+
+    known: float
+    unknown: float
+    false_positives: float
+    half_width: float | None
+    true_positives: float
+    misnamed: float
+    missed: float
+    rejected: float
+    times: float
+    found: Mapping[str, Any]
+
+    def word(self, similarity: float) -> str:
+        """ "known", "not sure" or "unknown"."""
+        if similarity >= self.known:
+            return "known"
+        return "unknown" if similarity < self.unknown else "not sure"
+
+    def told(self) -> str:
+        """The rates in words."""
+        most, least = ("at most ", "at least ") if self.times > 1 else ("", "")
+        base = next((n for n in (100, 1000) if n * self.false_positives > 1 - 1e-9), 10_000)
+        wrong = ceil(base * self.false_positives - 1e-9)
+        found = self.found
+        interval = "" if self.half_width is None else f" (± {ceil(base * self.half_width)})"
+        called = f"{most}{wrong}{interval} {'is' if wrong == 1 else 'are'} called known"
+        told = (
+            f"Of {base:,} unknown photographs, {called} and {least}{int(base * self.rejected):,} unknown. "
+            f"Of 100 known ones, {least}{int(100 * self.true_positives)} are named rightly, "
+            f"{most}{ceil(100 * self.misnamed - 1e-9)} wrongly, and at most {ceil(100 * self.missed - 1e-9)} are "
+            f"called unknown. Measured on {found['unknown_queries']:,} photographs of "
+            f"{found['unknown_classes']:,} classes, each compared with {found['compared']:,} of other classes."
+        )
+        if self.times > 1:
+            told += f" The searched folder has {self.times:.2g} times as many, so that the numbers are limits."
+        return told
+
+
+def judge(found: Mapping[str, Any], images: int = 0, rate: float | None = None) -> Judge:
+    """The judge for a gallery of so many images.
+
+    Args:
+        found: The entry "identification" of a record.
+        rate: Share of unknown queries that may be called known; default: `USUAL`, or the least above it with a
+            threshold that is of use.
+
+    Raises:
+        ValueError: if no threshold is of use, or none is for that rate.
+    """
+    times, unknown = max(1.0, images / max(found["compared"], 1)), found["unknown"]
+    rows = [row for row in found["rates"] if row["threshold"] is not None]
+    judges = list[Judge]()
+    for row in sorted(rows, key=lambda row: -row["false_positives"]):
+        share, width = row["false_positives"], row["false_positives_half_width"]
+        known, below = row["threshold"], unknown["threshold"]
+        if below is None:  # too few known photographs to tell
+            below, rejected = -inf, 0.0
+        elif below < known:
+            rejected = unknown["rejected"]
+        else:
+            below, rejected = known, 1 - share
+        one = Judge(
+            known=known,
+            unknown=below,
+            false_positives=min(1.0, times * share),
+            half_width=width and times * width,
+            true_positives=max(0.0, row["true_positives"] - (times - 1) * share),
+            misnamed=min(1.0, row["misnamed"] + (times - 1) * share),
+            missed=unknown["missed"] if below > -inf else 0.0,
+            rejected=max(0.0, 1 - times * (1 - rejected)),
+            times=times,
+            found=found,
+        )
+        judges.append(one)
+    useful = [one for one in judges if one.true_positives >= max(USEFUL, one.false_positives)]
+    if not useful:
+        raise ValueError(_of_no_use(found, judges, times))
+    asked = USUAL if rate is None else rate
+    best = next((one for one in useful if one.false_positives <= asked * (1 + 1e-9)), None)
+    if best is None and rate is not None:
+        shares = ", ".join(f"{one.false_positives:.3g}" for one in useful)
+        raise ValueError(f"expected one of the rates that are of use here, {shares}, got {rate:g}")
+    return best or useful[-1]
+
+
+def _of_no_use(found: Mapping[str, Any], judges: Sequence[Judge], times: float) -> str:
+    queries, needed = found["unknown_queries"], [row.get("needs", 0) for row in found["rates"]]
+    if min(needed) > queries:
+        return f"the test has {queries:,} photographs, and a threshold needs {min(needed):,}; test on more"
+    if not judges:
+        return "no threshold is of use: photographs of other classes are as near as copies"
+    if times > 1:
+        return (
+            f"no threshold is of use: the folder is {times:.2g} times as large as the tested gallery of "
+            f"{found['compared']:,} images; test on more"
+        )
+    best = max(judges, key=lambda one: one.true_positives - one.false_positives)
+    return (
+        f"no threshold is of use: where {100 * best.false_positives:.3g} of 100 unknown photographs are called "
+        f"known, only {100 * best.true_positives:.3g} of 100 known ones are named rightly"
+    )
+
+
+def has_words(found: Mapping[str, Any] | None) -> bool:
+    """True if some threshold is of use."""
+    try:
+        return found is not None and bool(judge(found))
+    except ValueError:
+        return False
+
+
+def summary(info: Mapping[str, Any]) -> list[str]:
+    """How well a record's run tells known from unknown photographs, in a sentence; none if it was not tested."""
+    if (found := info.get("identification")) is None:
+        return []
+    try:
+        told = judge(found).told()
+    except ValueError as error:
+        return [f"Known or unknown? {f'{error}'[0].upper()}{f'{error}'[1:]}."]
+    return [f"Known or unknown? {told}"]
+
+
+def identified(groups: Mapping[str, Group]) -> list[str | Table]:
+    """A single run's thresholds, or a row per method with means over seeds; nothing if it was not measured."""
+    runs = [run for group in groups.values() for run in group.runs]
+    infos = {label: [run.info for run in group.runs] for label, group in groups.items()}
+    tested = {
+        label: [info["identification"] for info in of_seeds if info.get("identification")]
+        for label, of_seeds in infos.items()
+    }
+    if not any(tested.values()):
+        known = (
+            runs[0].info["data"].get("known_classes") if runs[0].info.get("verification") else None
+        )
+        why = f"Known or unknown? Not measured: {known} of the tested classes were trained on."
+        return [why] if known else []
+    if len(runs) == 1:
+        return [*summary(runs[0].info), *_thresholds(runs[0].info["identification"])]
+    rows = []
+    for label, of_seeds in tested.items():
+        shares = [[_row(found, rate)["true_positives"] for found in of_seeds] for rate in REPORTED]
+        if of_seeds:
+            cells = [percent([share for share in row if share is not None]) for row in shares]
+            rows.append([label, *cells])
+    names = [f"known ones named rightly at {_share(rate)} FPIR (%)" for rate in REPORTED]
+    told = (
+        "Is a photograph of a known class, and of which? Told by its nearest image, if so many unknown ones may be "
+        "called known (FPIR):"
+    )
+    return [told, Table(["method", *names], rows)]
+
+
+def _row(found: Mapping[str, Any], rate: float) -> Mapping[str, Any]:
+    return next(row for row in found["rates"] if row["false_positives"] == rate)
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.6g} %"
+
+
+def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
+    rows, notes = [], list[str]()
+    for row in (_row(found, rate) for rate in REPORTED):
+        share, cells = _share(row["false_positives"]), ["–", "–"]
+        if row["threshold"] is not None:
+            cells[0] = f"{row['threshold']:.3f}"
+        if row["true_positives"] is not None:
+            cells[1] = Estimate(row["true_positives"], row["true_positives_half_width"]).percent()
+        if row["false_positives_half_width"] is not None:
+            share += f" ± {100 * row['false_positives_half_width']:.2f}"
+        rows.append([share, *cells])
+        if "needs" in row:
+            notes.append(
+                f"For {share}, the test has {found['unknown_queries']:,} photographs, and needs {row['needs']:,}."
+            )
+    header = [
+        "unknown ones called known (FPIR)",
+        "similarity from",
+        "known ones named rightly (TPIR, %)",
+    ]
+    told = (
+        f"A search compares a photograph with all of a folder. Here with {found['gallery_images']:,} images of "
+        f"{found['gallery_classes']:,} classes, {found['own_images']:,} of its own class if it is known:"
+    )
+    return [told, Table(header, rows), *notes]
