@@ -130,16 +130,18 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     else:
         shown = output.with_suffix(".html")
         labels, neighbours = study.labels(), _neighbours(study, findings, found)
+        known = reporting.known_or_unknown(study.tests(recommended)[0].record() or {})
         html = reporting.study_html(
             *measured,
             figures=drawn,
             labels=labels,
             steps=steps,
             neighbours=neighbours,
+            known=known,
             **about,
         )
         replace_file(shown, html.encode())
-        print("\n".join(reporting.advice(*measured, labels)))
+        print("\n".join([*reporting.advice(*measured, labels), *known]))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
     for title, line in steps.items():
         print(f"{title}: {line}")
@@ -174,14 +176,18 @@ def _next_steps(
     study: "studies.Study", options: argparse.Namespace, row: str, command: Callable[..., str]
 ) -> dict[str, str]:
     """Commands that go on with the recommended row, by what they do; none without its runs."""
-    finished, test, steps = study.finish(row), study.tests(row)[0], dict[str, str]()
+    finished, tests, steps = study.finish(row), study.tests(row), dict[str, str]()
+    test = tests[0]
     if not test.folder.is_dir():
         return {}
     network, thresholds = test.folder, list[str]()
     if finished.is_finished():
-        network = finished.folder
-        if records.has_thresholds(test.record() or {}):
-            thresholds = ["--thresholds", f"{test.folder}"]
+        network, length = finished.folder, finished.command.experiment.optimization.steps
+        for job in reversed(tests):
+            record = job.record() or {}
+            as_long = record.get("selection") is None or records.about_as_long(record, length)
+            if as_long and records.has_thresholds(record):
+                thresholds = ["--thresholds", f"{job.folder}"]
     else:
         steps["Train the recommended method on all classes"] = command("--finish")
     trusted = [word for module in finished.command.trusted for word in ("--trust", module)]

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
+    for line in writing.told_of_thresholds(options.output):
+        print(line)
     if query := writing.example_query(options.run):
         words = ["python", "examples/search_folder.py", f"{options.output}", *query]
         print(f"Search with it: {shlex.join(words)}")

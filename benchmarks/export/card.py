@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import building
 from benchmarks.export.trained import Trained
-from benchmarks.reporting import compare, fill
+from benchmarks.reporting import compare, fill, known_or_unknown
 from benchmarks.settings import Data, dump
 
 THRESHOLDS = "thresholds.json"
@@ -75,6 +75,7 @@ def card(trained: Trained, difference: float) -> str:
         Path(__file__).with_suffix(".md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
         **{"thresholds": trained.thresholds, "file": THRESHOLDS},
+        known=known_or_unknown({} if "identification" in info else trained.thresholds or {}),
         **{"view": view, "results": results, "step": trained.step, "command": command},
         config=dump(config),
         images=(own and data.root.name.strip(".")) or info["data"]["name"],

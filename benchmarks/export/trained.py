@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 
 from benchmarks import building
 from benchmarks.evaluation import RunNetwork, load_network
-from benchmarks.records import Run, has_thresholds, load_run
+from benchmarks.records import Run, about_as_long, has_thresholds, load_run
+from benchmarks.reporting import differing_settings
 from benchmarks.settings import ConfigError
 from pml_regularizers import EmbeddingHead
 
@@ -39,7 +40,7 @@ def _is_tested(run: Run, step: int) -> bool:
 
 
 def _thresholds(run: Run) -> dict[str, Any] | None:
-    """Thresholds for verification from a run's test, with the network and the images that were tested.
+    """A run's entries "verification" and "identification", with the network and the images that were tested.
 
     None if it measured nothing, or had too few images for any threshold.
     """
@@ -48,25 +49,36 @@ def _thresholds(run: Run) -> dict[str, Any] | None:
     data = run.info["data"]
     return {
         "similarity": "cosine of two embeddings",
+        "approximate": False,
         "tested_on": {"data": data["name"], "images": data["test_images"]},
         "tested_network": {"run": run.info["name"], "train_classes": data["train_classes"]},
-        **run.info["verification"],
+        **(run.info.get("verification") or {}),
+        "identification": run.info.get("identification"),
     }
 
 
+FREE = {"data.split", "data.fold", "data.folds", "data.test_classes", "protocol"}
+"""Settings in which a training on all classes differs from a tested one, with those of `evaluation`."""
+
+
 def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
-    """The thresholds that another run of the same method has measured, on the same images."""
+    """The thresholds that another run of the same method has measured, on the same images: approximate ones."""
     try:
         tested = load_run(folder)
     except ValueError as error:
         raise ConfigError(f"--thresholds: {error}") from error
-    one, other = tested.info, run.info
     different = [
-        part for part in ("model", "losses") if one["config"][part] != other["config"][part]
+        setting
+        for setting in differing_settings(tested, run)
+        if setting not in FREE and not setting.startswith("evaluation.")
     ]
-    seen = ("name", "fingerprint", "view")
+    if about_as_long(tested.info, run.info["config"]["optimization"]["steps"]):
+        different = [setting for setting in different if setting != "optimization.steps"]
+    one, other = tested.info, run.info
     different += [
-        f"data ({part})" for part in seen if one["data"].get(part) != other["data"].get(part)
+        f"data ({part})"
+        for part in ("name", "fingerprint", "view")
+        if one["data"].get(part) != other["data"].get(part)
     ]
     if different:
         raise ConfigError(
@@ -77,7 +89,7 @@ def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
         raise ConfigError(
             f"--thresholds: {folder} measured none; train it with --evaluation.verification=true, on enough images"
         )
-    return thresholds
+    return thresholds | {"approximate": True}
 
 
 def load_trained(folder: Path) -> Trained:

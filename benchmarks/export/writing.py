@@ -17,7 +17,8 @@ from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.export.card import THRESHOLDS, card, preprocessing
 from benchmarks.export.trained import Trained, load_trained, thresholds_of_another
-from benchmarks.records import write_json
+from benchmarks.records import read_json, write_json
+from benchmarks.reporting import known_or_unknown
 from benchmarks.settings import ConfigError, parse
 from pml_regularizers import EmbeddingHead
 
@@ -63,6 +64,18 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
     except (InUseError, OSError) as error:
         raise ConfigError(f"--output: {output}: {reason(error)}") from error
     return difference
+
+
+def told_of_thresholds(output: Path) -> list[str]:
+    """How well an export tells known from unknown photographs, in sentences."""
+    file = output / THRESHOLDS
+    thresholds = read_json(file) if file.exists() else {}
+    return [
+        f"{line} (approximate: of a network of fewer classes)"
+        if "approximate" in thresholds
+        else line
+        for line in known_or_unknown(thresholds)
+    ]
 
 
 def example_query(run: Path) -> list[str]:

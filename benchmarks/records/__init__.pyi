@@ -21,6 +21,7 @@ from .provenance import (
 from .results import (
     NonFiniteError as NonFiniteError,
     Run as Run,
+    about_as_long as about_as_long,
     digests as digests,
     has_diverged as has_diverged,
     has_thresholds as has_thresholds,

@@ -71,6 +71,12 @@ def has_thresholds(info: Mapping[str, Any]) -> bool:
     return any(row["threshold"] is not None for test in tests for row in test.get("rates", []))
 
 
+def about_as_long(info: Mapping[str, Any], steps: int) -> bool:
+    """True if validation classes chose a run's length, and chose about so many steps."""
+    chosen = (info.get("selection") or {"step": 0})["step"]
+    return bool(chosen <= 2 * steps <= 4 * chosen)
+
+
 def load_run(folder: Path) -> Run:
     """Read a run folder.
 

@@ -8,8 +8,10 @@ from .folds import (
     fair_comparison as fair_comparison,
     read_method as read_method,
 )
+from .identification import known_or_unknown as known_or_unknown
 from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
+from .rows import differing_settings as differing_settings
 from .study_answer import (
     MANY as MANY,
     advice as advice,

@@ -139,15 +139,7 @@ def _of_no_use(found: Mapping[str, Any], judges: Sequence[Judge], times: float) 
     )
 
 
-def has_words(found: Mapping[str, Any] | None) -> bool:
-    """True if some threshold is of use."""
-    try:
-        return found is not None and bool(judge(found))
-    except ValueError:
-        return False
-
-
-def summary(info: Mapping[str, Any]) -> list[str]:
+def known_or_unknown(info: Mapping[str, Any]) -> list[str]:
     """How well a record's run tells known from unknown photographs, in a sentence; none if it was not tested."""
     if (found := info.get("identification")) is None:
         return []
@@ -173,7 +165,7 @@ def identified(groups: Mapping[str, Group]) -> list[str | Table]:
         why = f"Known or unknown? Not measured: {known} of the tested classes were trained on."
         return [why] if known else []
     if len(runs) == 1:
-        return [*summary(runs[0].info), *_thresholds(runs[0].info["identification"])]
+        return [*known_or_unknown(runs[0].info), *_thresholds(runs[0].info["identification"])]
     rows = []
     for label, of_seeds in tested.items():
         shares = [[_row(found, rate)["true_positives"] for found in of_seeds] for rate in REPORTED]

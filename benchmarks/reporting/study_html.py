@@ -39,6 +39,7 @@ def study_html(
     command: str,
     steps: Mapping[str, str],
     neighbours: str = "",
+    known: Sequence[str] = (),
 ) -> str:
     """The page in HTML; other arguments as for `study_page`.
 
@@ -47,6 +48,7 @@ def study_html(
         labels: The names of the rows' methods.
         steps: What to do next: {title: command}.
         neighbours: The section of nearest neighbours, in HTML; default: none.
+        known: How well the recommended network tells known from unknown photographs, in sentences.
     """
     lead, *more = advice(study, findings, results, labels)
     study, findings = neutral(study, findings, labels)
@@ -65,6 +67,7 @@ def study_html(
         lead=lead,
         more=more,
         neighbours=neighbours,
+        known=known,
         methods=rows,
         best=max(means, default=None),
         most=max(gains, default=None),

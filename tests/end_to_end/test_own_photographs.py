@@ -62,6 +62,7 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     first = done([sys.executable, *study, "--", *TINY], tmp_path)
     page = (tmp_path / "runs" / "studies" / "mine" / "study.html").read_text()
     assert "Does HORDE help?" in page and "What that looks like" in page
+    assert "Known or unknown?" in page and "Known or unknown?" in first
     second = done(printed(first, "Train the recommended method on all classes"), tmp_path)
     export = printed(second, "Export the recommended network")
     assert "finished" in " ".join(export) and "--thresholds" in export

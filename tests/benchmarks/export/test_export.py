@@ -209,39 +209,59 @@ def test_the_thresholds_of_the_test_are_exported(trained, tested, tmp_path):
     tested_on = {"data": info["data"]["name"], "images": info["data"]["test_images"]}
     assert stored.pop("tested_on") == tested_on
     network = {"run": info["name"], "train_classes": info["data"]["train_classes"]}
-    assert stored.pop("tested_network") == network
+    assert stored.pop("tested_network") == network and stored["approximate"] is False
+    assert stored.pop("identification") == info["identification"]
     assert stored.items() > info["verification"].items()
-    assert "its own may differ" not in (output / "README.md").read_text()
+    assert "approximate" not in (output / "README.md").read_text()
     none = read_json(trained / "run.json")["verification"]
     for changes in ({"steps": 4}, {"verification": none}):
         write_json(tested / "run.json", info | changes)
         assert load_trained(tested).thresholds is None
+    del info["identification"]  # a record of older code
+    write_json(tested / "run.json", info)
+    assert load_trained(tested).thresholds["identification"] is None
 
 
 def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, capsys):
-    """For a network of all classes; of another method they mean nothing."""
+    """For a network of all classes; of another training they mean nothing."""
     info, run = read_json(tested / "run.json"), shutil.copytree(tested, tmp_path / "run")
-    classes = {"train_classes": 1 + info["data"]["train_classes"]}
-    change_record(run, verification=None, data=info["data"] | classes)
+    config, classes = info["config"], {"train_classes": 1 + info["data"]["train_classes"]}
+    mine = info | {"verification": None, "data": info["data"] | classes}
+    del mine["identification"]
+    write_json(run / "run.json", mine)
     words = [str(run), f"--output={tmp_path / 'out'}", f"--thresholds={tested}"]
+    assert main([str(tested), *words[1:]]) == 2
+    assert "measured its own; leave the option out" in capsys.readouterr().err
+    # The checkpoint knows its own settings: those of the other run are what differs.
+    data, evaluation = config["data"] | {"split": "all"}, config["evaluation"] | {"every": 5}
+    info["config"] = config = config | {"data": data, "evaluation": evaluation}
+    write_json(tested / "run.json", info)
     assert main(words) == 0
-    rates = read_json(tmp_path / "out" / "thresholds.json")["rates"]
-    assert rates == info["verification"]["rates"]
-    assert "its own may differ" in (tmp_path / "out" / "README.md").read_text()
+    assert "Known or unknown? The test has" in capsys.readouterr().out
+    stored = read_json(tmp_path / "out" / "thresholds.json")
+    assert stored["rates"] == info["verification"]["rates"] and stored["approximate"] is True
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "are approximate" in card and "Known or unknown? The test has" in card
 
     words[1] += "2"
-    other = {"config": info["config"] | {"losses": []}, "data": info["data"] | {"view": {}}}
+    length = config["optimization"]["steps"]
+    longer = config | {"optimization": config["optimization"] | {"steps": 20 * length}}
+    other = config | {"losses": [], "data": config["data"] | {"batch_size": 4}}
+    chosen = {"selection": {"step": length, "value": 0.5}, "config": longer}
     for more, message in (
-        (other, "differ in losses, data (view); expected"),
+        ({"config": other}, "differ in data.batch_size, losses"),
+        ({"data": info["data"] | {"view": {}}}, "differ in data (view); expected"),
+        ({"config": longer}, "differ in optimization.steps; expected"),
+        (chosen | {"selection": {"step": 3 * length}}, "differ in optimization.steps; expected"),
+        ({"weights": {"file": "other", "sha256": "0"}}, "differ in model.weights; expected"),
         ({"verification": None}, "measured none; train it with --evaluation.verification=true"),
     ):
         write_json(tested / "run.json", info | more)
         assert main(words) == 2
         assert message in capsys.readouterr().err
-    write_json(tested / "run.json", info)
-    assert main([str(tested), *words[1:]]) == 2
-    assert "measured its own; leave the option out" in capsys.readouterr().err
     assert not (tmp_path / "out2").exists()
+    write_json(tested / "run.json", info | chosen)
+    assert main(words) == 0, "validation classes chose this length"
 
 
 def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
