@@ -1,30 +1,39 @@
 """Searches a folder of images with a network that `python -m benchmarks.export` wrote.
 
-    python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5] [--html FILE]
-        [--false-accepts 0.001] [--index FILE.npz]
+    python examples/search_folder.py EXPORTED IMAGES [QUERY ...] [--neighbours 5] [--html FILE]
+        [--false-positives 0.01] [--index FILE.npz]
 
-Prints for each query the nearest images, without the query itself, and their similarities: cosines of -1 to 1. If
-the export has thresholds, it says "same" of an image that is of the query's class with as few false accepts as
-chosen, and else "not sure". --html also shows the images on a page that needs no other file; --index keeps the
-embeddings of the folder for the next time. Images are found and read as in a training on a folder: links are
-followed, hidden files left out, photographs turned upright, as EXIF says. A damaged image is named and left out.
+A query is an image or a folder of images; without any, paths are read from the standard input, one per line. Each
+query's nearest images are printed with their similarities: cosines of -1 to 1. If the export has thresholds, the
+query is "known", with the class of the nearest image, "not sure" or "unknown"; how often that is right is told
+first. --html also shows the images on a page that needs no other file.
+
+A file counts once, whatever links and copies there are. The query itself is no answer: if it lies in the folder,
+the other images judge it; if only the same file lies there under another name, it is known by that.
+
+--index keeps the embeddings of the folder; the next search embeds only new and changed images. Images are found and
+read as in a training on a folder: links are followed, hidden files left out, photographs turned upright, as EXIF
+says. What cannot be read is named and left out. Exit status: 1 if that is a query, 2 if it is every one.
+
 Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
 """
 
 import argparse
 import base64
+import filecmp
 import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import timm
-import torch
 from PIL import Image
 from pytorch_metric_learning.utils.inference import InferenceModel
 from torch import Tensor
@@ -32,42 +41,14 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.console import at_least, replacing
+from benchmarks.console import at_least, printable, replacing
 from benchmarks.datasets import DatasetError, read_image, walk
+from benchmarks.reporting import fill
+from benchmarks.reporting.identification import USUAL, Judge, judge
 
-THUMBNAIL = 160  # pixels of its longer side
-
-USUAL = 0.001  # false accepts, unless they are chosen
+THUMBNAIL = 320  # pixels of its longer side
 
 HOW = "train with --evaluation.verification=true, on enough test images, and export that run"
-
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Nearest images</title>
-<meta name="viewport" content="width=device-width">
-<style>
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #59636e; --rule: #d9dde3; --ground: #fff;
-  --same: #007d5b; --other: #c25500; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #a5aeb8; --rule: #30363d; --ground: #0d1117;
-  --same: #2fc79a; --other: #ff8c3a; } }
-body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: var(--ink); background: var(--ground); }
-p { max-width: 45rem; }
-section { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 160px)); gap: 1rem .75rem;
-  padding: 1rem 0; border-top: 1px solid var(--rule); }
-figure { margin: 0; overflow-wrap: anywhere; }
-img { display: block; max-width: 100%; height: auto; margin-bottom: .3rem; border-radius: 4px;
-  border-bottom: 4px solid transparent; }
-.same img { border-color: var(--same); } .other img { border-color: var(--other); }
-.verdict { padding: 0 .4em; border: 1px solid var(--soft); border-radius: 4px; color: var(--soft); }
-.yes { border-color: var(--ink); background: var(--ink); color: var(--ground); font-weight: 600; }
-small { color: var(--soft); }
-</style>
-<h1>Nearest images</h1>
-"""
-ABOUT = (
-    "First the query, then the nearest images, the nearest first, each with its similarity, from -1 to 1, its "
-    "folder and its name. If the query is in the searched folder: a green line below an image of its class, an "
-    "orange one below another."
-)
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -93,157 +74,247 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.view(image.convert(self.mode)), 0
 
 
-def figure(path: Path, images: Path, text: str, kind: str = "query") -> str:
-    """HTML of a thumbnail with a text, its class and its name below."""
-    picture, file = read_image(path, upright=True), io.BytesIO()
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    picture.save(file, "JPEG")
-    source = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-    name, label = escape(path.name), escape(class_of(path, images) or "")
-    caption = f"{text}<br><b>{label}</b><br><small>{name}</small>"
-    return f'<figure class="{kind}"><img src="{source}" alt="">{caption}</figure>\n'
+class Network:
+    """An exported network, which embeds image files."""
 
+    def __init__(self, exported: Path) -> None:
+        model = timm.create_model(f"local-dir:{exported}", pretrained=True)
+        config = timm.data.resolve_model_data_config(model)
+        self.view = timm.data.create_transform(**config)
+        self.mode = "RGB" if config["input_size"][0] == 3 else "L"
+        self._model = InferenceModel(model, data_device="cpu")
+        self._files = [exported / name for name in ("config.json", "model.safetensors")]
 
-def class_of(path: Path, images: Path) -> str | None:
-    """The folder of an image below the folder of all images; None if it lies elsewhere, or directly in it."""
-    folder = path.absolute().parent
-    inside = folder.is_relative_to(images.absolute()) and folder != images.absolute()
-    return str(folder.relative_to(images.absolute())) if inside else None
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the network's files."""
+        whole = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in self._files)
+        return hashlib.sha256(whole).hexdigest()
 
-
-def threshold(exported: Path, rate: float | None) -> tuple[float, float] | None:
-    """The share of false accepts and its least similarity, as the export stores them; None without any.
-
-    Raises:
-        ValueError: if the rate is not one of the stored.
-    """
-    file = exported / "thresholds.json"
-    rows = json.loads(file.read_text())["rates"] if file.exists() else []
-    found = {row["false_accepts"]: row["threshold"] for row in rows if row["threshold"] is not None}
-    if rate is None and found:
-        rate = min((stored for stored in found if stored >= USUAL), default=max(found))
-    if rate is not None and rate not in found:
-        stored = ", ".join(f"{one:g}" for one in found)
-        raise ValueError(
-            f"--false-accepts: {exported} has a threshold for {stored}, not for {rate:g}"
-            if found
-            else f"--false-accepts: {exported} has no thresholds; {HOW}"
-        )
-    return None if rate is None else (rate, found[rate])
-
-
-def digest(exported: Path) -> str:
-    """SHA-256 of an exported model."""
-    files = (exported / name for name in ("config.json", "model.safetensors"))
-    return hashlib.sha256(
-        b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)
-    ).hexdigest()
+    def embed(self, paths: Sequence[Path]) -> tuple[np.ndarray, list[str]]:
+        """Unit embeddings, and why files cannot be read: "" for those that can."""
+        images = Images(paths, self.view, self.mode)
+        found: Tensor = self._model.get_embeddings_from_tensor_or_dataset(images, batch_size=64)
+        return found.numpy(), [images.damaged.get(i, "") for i in range(len(paths))]
 
 
 def embedded(
-    model: InferenceModel, known: Images, about: dict[str, np.ndarray], index: Path | None
-) -> Tensor:
-    """The embeddings of a folder's images: from the index if it is of this model and these files, else put there.
-
-    Args:
-        about: What the embeddings depend on: the model's digest; names, sizes and times of the files.
+    network: Network, root: Path, paths: Sequence[Path], index: Path | None
+) -> tuple[np.ndarray, list[str]]:
+    """What `Network.embed` gives for a folder's images; of those in the index that have not changed, from there.
 
     Raises:
-        ValueError: if the index is a file of another kind.
+        ValueError: if the index is of another kind, network or folder.
     """
-    if index is not None and index.exists():
-        try:
-            with np.load(index) as arrays:
-                kept = {name: arrays[name] for name in (*about, "embeddings", "damaged")}
-        except (ValueError, KeyError, EOFError, BadZipFile) as error:
+    if index is None:
+        return network.embed(paths)
+    names = [path.relative_to(root).as_posix() for path in paths]
+    states = [f"{s.st_size} {s.st_mtime_ns} {s.st_ino}" for s in (path.stat() for path in paths)]
+    keys, rows = [*zip(names, states, strict=True)], dict[tuple[str, str], int]()
+    old = read_index(index) if index.exists() else {}
+    if old:
+        stored = old["names"].tolist()
+        other = "network" if str(old["model"]) != network.digest else "folder"
+        if other == "network" or not {*stored} & {*names}:
             raise ValueError(
-                f"--index: {index} is no index of this program; name another file"
-            ) from error
-        others = [name for name in about if not np.array_equal(kept[name], about[name])]
-        if not others:
-            print(
-                f"{index}: embeddings of {len(known)} images, kept from an earlier search",
-                file=sys.stderr,
+                f"--index: {index} is of another {other}; name another file, or remove it"
             )
-            known.damaged |= {i: why for i, why in enumerate(kept["damaged"].tolist()) if why}
-            return torch.from_numpy(kept["embeddings"])
-        what = "of another model" if "model" in others else "of other images, or they have changed"
-        print(f"{index}: is {what}; it is made anew", file=sys.stderr)
-    embeddings: Tensor = model.get_embeddings_from_tensor_or_dataset(known, batch_size=64)
-    if index is not None:
-        damaged = np.array([known.damaged.get(i, "") for i in range(len(known))])
+        rows = {key: i for i, key in enumerate(zip(stored, old["files"].tolist(), strict=True))}
+    new = [i for i, key in enumerate(keys) if key not in rows]
+    kept = [i for i, key in enumerate(keys) if key in rows]
+    there = [rows[keys[i]] for i in kept]
+    told = f"{len(kept)} images kept, {len(new)} new or changed, {len(rows) - len(kept)} gone or changed"
+    print(f"{index}: {told}", file=sys.stderr)
+    parts = [(old["embeddings"][there], old["damaged"][there].tolist())] if kept else []
+    if new:
+        parts.append(network.embed([paths[i] for i in new]))
+    order = np.argsort([*kept, *new])
+    embeddings = np.concatenate([vectors for vectors, _ in parts])[order]
+    problems = [problem for _, own in parts for problem in own]
+    damaged = [problems[i] for i in order]
+    if new or len(rows) > len(kept):
+        columns = {"model": network.digest, "names": names, "files": states, "damaged": damaged}
+        arrays = {name: np.array(column) for name, column in columns.items()}
         with replacing(index) as file:
-            np.savez(file, embeddings=embeddings.numpy(), damaged=damaged, **about)
-    return embeddings
+            np.savez(file, embeddings=embeddings, **arrays)
+    return embeddings, damaged
 
 
-def search(
-    exported: Path,
-    images: Path,
-    paths: Sequence[Path],
-    queries: Sequence[Path],
-    neighbours: int,
-    index: Path | None,
-) -> list[list[tuple[float, Path]]]:
-    """Similarities and paths of the nearest images of each query, the nearest first.
+def read_index(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of an index; raises a ValueError if it is another file."""
+    try:
+        with np.load(file) as arrays:
+            columns = ("names", "files", "embeddings", "damaged")
+            found = {name: arrays[name] for name in ("model", *columns)}
+        if len({len(found[name]) for name in columns}) > 1 or found["files"].ndim > 1:
+            raise ValueError("written by an earlier version")
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+        raise ValueError(
+            f"--index: {file} is no index of this program; name another file"
+        ) from error
+    return found
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """True for links to one file, and for files of the same bytes."""
+    return one.samefile(other) or (
+        one.stat().st_size == other.stat().st_size and filecmp.cmp(one, other, shallow=False)
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found for a query: the nearest images, and the same file under other names in the folder."""
+
+    query: Path
+    near: list[tuple[float, Path]]
+    same: list[Path]
+    verdict: str  # "known", "not sure", "unknown"; "" without thresholds
+    name: str  # the class of the nearest image, or its name
+
+
+class Search:
+    """A folder to search; raises ValueError as `embedded` does, OSError if a file cannot be read."""
+
+    def __init__(self, network: Network, root: Path, paths: Sequence[Path], index: Path | None):
+        self.network, self.root = network, root
+        embeddings, damaged = embedded(network, root, paths, index)
+        for problem in filter(None, damaged):
+            print(f"left out: {problem}", file=sys.stderr)
+        files: dict[tuple[int, int], int] = {}  # each once, by its first name
+        for i, path in enumerate(paths):
+            if not damaged[i]:
+                files.setdefault(((state := path.stat()).st_dev, state.st_ino), i)
+        self.paths = [paths[i] for i in files.values()]
+        self.embeddings = embeddings[[*files.values()]]
+
+    def class_of(self, path: Path) -> str | None:
+        """The folder of an image below the searched one; None if it lies elsewhere, or directly in it."""
+        folder, root = path.absolute().parent, self.root.absolute()
+        inside = folder.is_relative_to(root) and folder != root
+        return str(folder.relative_to(root)) if inside else None
+
+    def answer(self, query: Path, neighbours: int, judged: Judge | None) -> Answer:
+        """Search for an image; raises a DatasetError if it cannot be read."""
+        embedding, (problem,) = self.network.embed([query])
+        if problem:
+            raise DatasetError(problem)
+        similarities = self.embeddings @ embedding[0]
+        near, same = list[tuple[float, Path]](), list[Path]()
+        for i in np.argsort(-similarities, kind="stable"):
+            path = self.paths[i]
+            if same_file(path, query):
+                same.append(path)
+            elif not any(same_file(path, other) for _, other in near):
+                near.append((float(similarities[i]), path))
+            if len(near) == neighbours:
+                break
+        inside = query.absolute().is_relative_to(self.root.absolute())
+        first = same[0] if same and not inside else near[0][1] if near else None
+        verdict = ""
+        if judged is not None:
+            verdict = judged.word(near[0][0]) if near else "unknown"
+            verdict = "known" if same and not inside else verdict
+        name = "" if first is None else self.class_of(first) or first.name
+        return Answer(query, near, [] if inside else same, verdict, name)
+
+
+def judge_of(exported: Path, images: int, rate: float | None) -> tuple[Judge | None, str]:
+    """The judge for a folder of so many images, and what is to be said of it; None without thresholds of use.
 
     Raises:
-        OSError: if the exported folder cannot be read.
-        DatasetError: if a query cannot be read.
-        ValueError: if the index is a file of another kind.
+        ValueError: if there is none for a rate that was asked for.
     """
-    network = timm.create_model(f"local-dir:{exported}", pretrained=True)
-    config = timm.data.resolve_model_data_config(network)
-    view = timm.data.create_transform(**config)
-    mode = "RGB" if config["input_size"][0] == 3 else "L"
-    asked, known = Images(queries, view, mode), Images(paths, view, mode)
-    sought = torch.stack([image for image, _ in asked])
-    for problem in asked.damaged.values():
-        raise DatasetError(problem)
-    model = InferenceModel(network, data_device="cpu")
-    states = [path.stat() for path in paths]
-    about = {
-        "model": np.array(digest(exported)),
-        "names": np.array([path.relative_to(images).as_posix() for path in paths]),
-        "files": np.array([(state.st_size, state.st_mtime_ns) for state in states]),
-    }
-    embeddings = embedded(model, known, about, index)
-    for problem in known.damaged.values():
-        print(f"left out: {problem}", file=sys.stderr)
-    similarities = model.get_embeddings(sought) @ embeddings.T
-    similarities[:, [*known.damaged]] = -torch.inf
-    count = min(neighbours, len(paths) - len(known.damaged))
-    best, found = similarities.topk(count, dim=1)
-    return [
-        [(similarity, paths[i]) for similarity, i in zip(row, places, strict=True)]
-        for row, places in zip(best.tolist(), found.tolist(), strict=True)
-    ]
+    file = exported / "thresholds.json"
+    stored = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        if stored.get("identification") is None:
+            raise ValueError(f'{exported} has no thresholds for "known" or "unknown"; {HOW}')
+        found = judge(stored["identification"], images, rate)
+    except ValueError as error:
+        if rate is not None:
+            raise ValueError(f"--false-positives: {error}") from error
+        return None, f"No query is called known or unknown: {error}."
+    if not stored.get("approximate"):
+        return found, found.told()
+    return found, f"{found.told()} All this is approximate: a network of fewer classes was tested."
+
+
+def asked(paths: Sequence[Path]) -> Iterator[Path]:
+    """The paths, or those on the standard input."""
+    if paths:
+        yield from paths
+        return
+    if sys.stdin.isatty():
+        print("An image or a folder in each line; Ctrl-D ends.", file=sys.stderr)
+    for line in map(str.strip, sys.stdin):
+        if line:
+            yield Path(line.strip("\"'"))
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images of a folder, at any depth; a link to nothing is named and left out."""
+    paths = [inner / name for inner, _, images, _ in walk(folder) for name in images]
+    for path in paths:
+        if not path.exists():
+            print(f"left out: {printable(str(path))}: is a link to nothing", file=sys.stderr)
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        raise DatasetError(f"{folder}: holds no images")
+    return paths
+
+
+def picture(path: Path) -> str:
+    """A thumbnail as an address that holds it."""
+    image, file = read_image(path, upright=True), io.BytesIO()
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.save(file, "JPEG")
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def show(search: Search, answers: Sequence[Answer], told: str) -> str:
+    """The page of the answers."""
+
+    def figure(path: Path, **more: Any) -> dict[str, Any]:
+        label = search.class_of(path) or ""
+        return {"picture": picture(path), "name": path.name, "label": label, **more}
+
+    shown = []
+    for one in answers:
+        own = search.class_of(one.query)
+        near = [
+            figure(path, similarity=similarity, right=own and search.class_of(path) == own)
+            for similarity, path in one.near
+        ]
+        shown.append({"answer": one, "query": figure(one.query), "near": near, "own": own})
+    values = {"answers": shown, "told": told}
+    return fill(Path(__file__).with_suffix(".html"), **values)
+
+
+def report(answer: Answer) -> None:
+    told = {"known": f"known: {answer.name}", "not sure": f"not sure, perhaps {answer.name}"}
+    print(printable(f"{answer.query}"))
+    if answer.verdict:
+        print(printable(f"  {told.get(answer.verdict, answer.verdict)}"))
+    for path in answer.same:
+        print(printable(f"  same file  {path}"))
+    for similarity, path in answer.near:
+        print(printable(f"  {similarity:.4f}  {path}"))
+    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Search a folder of images.")
-    parser.add_argument("exported", type=Path, help="the folder that was exported")
-    parser.add_argument("images", type=Path, help="a folder of images, at any depth")
-    parser.add_argument(
-        "queries", type=Path, nargs="+", metavar="query", help="an image to look for"
-    )
-    parser.add_argument("--neighbours", type=at_least(1), default=5, help="default: 5")
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write a page of the images, such as neighbours.html",
-    )
-    parser.add_argument(
-        "--false-accepts",
-        type=float,
-        metavar="RATE",
-        help="share of the pairs of two classes that may be called the same; one that the export stores, "
-        f"default: {USUAL:g}, or the next larger one",
-    )
-    parser.add_argument(
-        "--index", type=Path, metavar="FILE.npz", help="keep the embeddings of the folder there"
-    )
+    add = parser.add_argument
+    add("exported", type=Path, help="the folder that was exported")
+    add("images", type=Path, help="a folder of images, at any depth")
+    words = "an image to look for, or a folder of them; default: paths on the standard input"
+    add("queries", type=Path, nargs="*", metavar="query", help=words)
+    add("--neighbours", type=at_least(1), default=5, help="default: 5")
+    add("--html", type=Path, metavar="FILE", help="write a page, such as neighbours.html")
+    words = f"share of unknown photographs that may be called known; default: {USUAL:g} or more"
+    add("--false-positives", type=float, metavar="RATE", help=words)
+    add("--index", type=Path, metavar="FILE.npz", help="keep the embeddings of the folder there")
     options = parser.parse_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
         parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
@@ -254,48 +325,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.index is not None and (options.index.is_dir() or not options.index.parent.is_dir()):
         parser.error(f"--index: {options.index} is a folder, or lies in none; name a file")
     try:
-        paths = [folder / name for folder, _, images, _ in walk(options.images) for name in images]
-        if not paths:
-            parser.error(f"{options.images}: holds no images")
-        chosen = threshold(options.exported, options.false_accepts)
-        folders = options.exported, options.images
-        asked = options.queries, options.neighbours + 1, options.index
-        results = search(*folders, paths, *asked)
-    except (DatasetError, OSError, ValueError) as error:  # no such folder or file, or no image
+        paths = images_in(options.images)
+        search = Search(Network(options.exported), options.images, paths, options.index)
+        judged, told = judge_of(options.exported, len(search.paths), options.false_positives)
+    except (OSError, ValueError) as error:  # no such folder or file, or no image
         parser.error(str(error))
-    if chosen is None:
-        told = f'No thresholds in {options.exported}. For "same" or "not sure": {HOW}.'
-    else:
-        rate, least = chosen
-        told = (
-            f'"same": the similarity is at least {least:.3f}, as for at most {100 * rate:g} % of the pairs of two '
-            'classes in the test that measured it; else "not sure".'
-        )
     print(told, file=sys.stderr)
-    page = f"{PAGE}<p>{ABOUT}</p>\n<p>{escape(told)}</p>\n"
-    for query, near in zip(options.queries, results, strict=True):
-        print(query)
-        page += f"<section>\n{figure(query, options.images, 'query')}"
-        own = class_of(query, options.images)
-        others = [(similarity, path) for similarity, path in near if not path.samefile(query)]
-        for similarity, path in others[: options.neighbours]:
-            line, text = f"  {similarity:.4f}", f"{similarity:.3f}"
-            if chosen is not None:
-                yes = similarity >= chosen[1]
-                verdict = "same" if yes else "not sure"
-                line += f"  {verdict:8}"
-                text += f' <span class="verdict{" yes" if yes else ""}">{verdict}</span>'
-            print(f"{line}  {path}")
-            same = "same" if class_of(path, options.images) == own else "other" if own else ""
-            page += figure(path, options.images, text, same)
-        page += "</section>\n"
-    if options.html is not None:
+    answers, unread = list[Answer](), 0
+    for path in asked(options.queries):
+        try:
+            queries = images_in(path) if path.is_dir() else [path]
+        except (OSError, ValueError) as error:
+            queries, unread = [], unread + 1
+            print(f"left out: {printable(str(error))}", file=sys.stderr)
+        for query in queries:
+            try:
+                answers.append(search.answer(query, options.neighbours, judged))
+                report(answers[-1])
+            except (OSError, ValueError) as error:
+                unread += 1
+                print(f"left out: {printable(str(error))}", file=sys.stderr)
+    if options.html is not None and answers:
         try:
             with options.html.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(page)
+                file.write(show(search, answers, told))
         except OSError as error:
             parser.error(f"--html: {error}")
-    return 0
+    return (1 if answers else 2) if unread else 0
 
 
 if __name__ == "__main__":

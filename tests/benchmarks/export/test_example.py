@@ -7,6 +7,7 @@ import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,9 +74,53 @@ def test_the_search_refuses_in_one_line(trained, exported, pictures, search):
         ([exported, exported, query], "holds no images"),
         ([exported, pictures, no_image], no_image),
         ([exported, pictures, query, f"--index={exported}"], "--index"),
+        ([exported, pictures, query, "--false-positives=0.1"], "no thresholds for"),
     ):
         status, _, errors = search(*words)
         assert status == 2 and str(told) in errors.splitlines()[-1]
+
+
+def test_one_process_answers_many_queries(exported, pictures, search, monkeypatch, tmp_path):
+    """Files, folders and lines of the standard input; what cannot be read is told, and the others go on."""
+    empty, folder = tmp_path / "empty", pictures / "class2"
+    empty.mkdir()
+    asked = [
+        exported / "config.json",
+        folder,
+        empty,
+        tmp_path / "gone",
+        pictures / "class1" / "0.png",
+    ]
+    status, printed, errors = search(exported, pictures, *asked, "--neighbours=1")
+    queries = [line for line in printed.splitlines() if not line.startswith(" ")]
+    assert queries == [*(str(folder / f"{i}.png") for i in range(IMAGES)), str(asked[-1])]
+    assert status == 1
+    told = [line for line in errors.splitlines() if line.startswith("left out: ")]
+    assert len(told) == 3 and all(str(path) in "".join(told) for path in (asked[0], *asked[2:4]))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"\n'{folder}'\n{asked[3]}\n {asked[4]}\n"))
+    status, again, _ = search(exported, pictures, "--neighbours=1")
+    assert (status, again) == (1, printed)
+
+
+def test_a_file_counts_once(exported, pictures, tmp_path, search):
+    """Links to the query and its copies take no neighbour's place, nor do those of an answer."""
+    folder = shutil.copytree(pictures, tmp_path / "images")
+    query, near = folder / "class1" / "0.png", folder / "class3" / "3.png"
+    plain = search(exported, folder, query, near)[1]
+    for i in range(6):
+        for image in (query, near):
+            (folder / f"a{i}-{image.name}").hardlink_to(image)
+            (folder / f"b{i}-{image.name}").symlink_to(image)
+            shutil.copy(image, folder / f"z{i}-{image.name}")
+
+    def similarities(printed: str) -> list[str]:
+        return re.findall(r"^  (\S+)", printed, re.MULTILINE)
+
+    assert similarities(search(exported, folder, query, near)[1]) == similarities(plain)
+    outside = shutil.copy(query, tmp_path / "outside.png")
+    lines = search(exported, folder, outside)[1].splitlines()
+    assert lines[1].startswith("  same file  ")
+    assert lines[-5:] == search(exported, folder, query)[1].splitlines()[-5:]
 
 
 def test_the_example_shows_the_images_upright(exported, tmp_path, search):
@@ -97,9 +142,9 @@ def test_the_example_shows_the_images_upright(exported, tmp_path, search):
     assert " 1.0000 " in printed.splitlines()[1]
     text = page.read_text()
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
-    assert len(pictures) == text.count("<img") == 3 and "http" not in text
-    assert text.count("<b>a &lt;b&gt;</b>") == 2
-    assert re.findall(r'<figure class="(\w+)"', text) == ["query", "same", "other"]
+    assert len(pictures) == text.count("<img") == 3 and "://" not in text
+    assert text.count("<b>a &lt;b&gt;</b>") == 1 and "in a &lt;b&gt;" in text
+    assert re.findall(r"\d ([✓✗])<br>", text) == ["✓", "✗"]
     with Image.open(io.BytesIO(base64.b64decode(pictures[1]))) as shown:
         assert shown.size == (30, 60)
         assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
@@ -117,62 +162,87 @@ def test_no_search_is_printed_without_images(run):
     assert example_query(run) == []
 
 
-def write_thresholds(exported: Path, thresholds: dict[float, float | None]) -> None:
-    rates = [{"false_accepts": rate, "threshold": least} for rate, least in thresholds.items()]
-    write_json(exported / "thresholds.json", {"rates": rates})
+def write_thresholds(exported: Path, known: float, unknown: float | None, **more: Any) -> None:
+    """Of a test that compared each of 1,000 photographs with 90 others."""
+    row = {"false_positives": 0.1, "threshold": known, "true_positives": 0.6, "misnamed": 0.03}
+    row |= {"false_positives_half_width": None}
+    about = {"compared": 90, "unknown_queries": 1000, "unknown_classes": 10}
+    about |= {"unknown": {"missed": 0.1, "threshold": unknown, "rejected": 0.7}}
+    write_json(exported / "thresholds.json", {"identification": {**about, "rates": [row], **more}})
 
 
-def test_it_says_same_or_not_sure(exported, pictures, tmp_path, search):
-    """By the thresholds of an export that has some."""
+def test_it_says_known_not_sure_or_unknown(exported, pictures, tmp_path, search):
+    """By the thresholds of an export that has some; the same file is known, whatever they say."""
     judging = shutil.copytree(exported, tmp_path / "judging")
-    write_thresholds(judging, {0.01: -1.0, 0.001: 0.99995, 0.0001: None})
-    copy = shutil.copytree(pictures, tmp_path / "images")
-    shutil.copy(copy / "class5" / "2.png", copy / "class1" / "copy.png")
-    asked, page = [copy, copy / "class5" / "2.png"], tmp_path / "page.html"
-    _, printed, errors = search(judging, *asked, f"--html={page}")
-    lines = [line.removeprefix("  ").split("  ", 1) for line in printed.splitlines()[1:]]
-    verdicts = [rest.startswith("same ") for _, rest in lines]
-    assert verdicts == [similarity == "1.0000" for similarity, _ in lines]
-    assert len(lines) == 5 and {*verdicts} == {True, False}
-    assert "at least 1.000, as for at most 0.1 % of the pairs" in errors
-    assert page.read_text().count('<span class="verdict yes">same</span>') == sum(verdicts)
-    _, printed, _ = search(judging, *asked, "--false-accepts=0.01")
-    assert printed.count("  same  ") == 5
-    for rate, export, told in (
-        ("0.0001", judging, "has a threshold for 0.01, 0.001, not for 0.0001"),
-        ("0.01", exported, "has no thresholds; train with --evaluation.verification=true"),
+    query, page = pictures / "class5" / "2.png", tmp_path / "page.html"
+    nearest = float(search(exported, pictures, query)[1].split()[1])
+    for known, unknown, told in (
+        (nearest - 0.001, -1, "known: class5"),
+        (nearest + 0.001, nearest - 0.001, "not sure, perhaps class5"),
+        (1, nearest + 0.001, "unknown"),
+        (1, None, "not sure, perhaps class5"),
+        (nearest - 0.001, nearest + 0.001, "known: class5"),
     ):
-        status, _, errors = search(export, *asked, f"--false-accepts={rate}")
-        assert status == 2 and told in errors
-    write_thresholds(judging, {0.05: 2.0, 0.01: -1.0, 0.001: None})
-    _, printed, _ = search(judging, *asked)
-    assert printed.count("  same  ") == 5, "the next rate that was measured"
+        write_thresholds(judging, known, unknown)
+        status, printed, errors = search(judging, pictures, query)
+        assert (status, printed.splitlines()[1]) == (0, f"  {told}")
+        assert "Of 100 unknown photographs, 10 are called known" in errors
+    write_thresholds(judging, 1.0, 1.0)
+    outside = shutil.copy(query, tmp_path / "outside.png")
+    _, printed, _ = search(judging, pictures, query, outside, f"--html={page}")
+    assert re.findall(r"^  ([a-z].*)$", printed, re.MULTILINE) == [
+        *("unknown", "known: class5", f"same file  {query}"),
+    ]
+    assert page.read_text().count('<p class="verdict">') == 2
+    write_thresholds(judging, 0.5, 0.2, compared=5)
+    _, printed, errors = search(judging, pictures, query)
+    assert "known" not in printed and "the folder is 6.4 times as large as the tested" in errors
+    status, _, errors = search(judging, pictures, query, "--false-positives=0.01")
+    assert status == 2 and "--false-positives: no threshold is of use" in errors
 
 
-def test_an_index_is_used_again(exported, pictures, tmp_path, search):
-    """For the same images and model; a damaged image is named each time, and left out."""
+def test_an_index_embeds_what_is_new(exported, pictures, tmp_path, search):
+    """It keeps the rest, drops what is gone, names a damaged image each time, and is of one network and folder."""
     folder, index = shutil.copytree(pictures, tmp_path / "images"), tmp_path / "index.npz"
     damaged = folder / "class0" / "damaged.png"
     damaged.write_bytes((folder / "class0" / "0.png").read_bytes()[:60])
     model = shutil.copytree(exported, tmp_path / "model")
-    words = [model, folder, folder / "class1" / "0.png", f"--index={index}"]
+    words = [model, folder, folder / "class1" / "0.png", "--neighbours=99"]
 
-    def searched() -> tuple[str, str]:
-        status, printed, errors = search(*words)
-        assert status == 0 and f"left out: {damaged}" in errors and "damaged" not in printed
-        return printed, errors
+    def searched(told: str) -> dict[str, float]:
+        status, printed, errors = search(*words, f"--index={index}")
+        assert status == 0 and f"left out: {damaged}" in errors and f"{index}: {told}" in errors
+        lines = (line.split() for line in printed.splitlines()[1:])
+        return {path: float(similarity) for similarity, path in lines}
 
-    first, told = searched()
-    assert str(index) not in told
-    again, told = searched()
-    assert again == first
-    assert f"{index}: embeddings of {CLASSES * IMAGES + 1} images, kept" in told
-    (folder / "class3" / "0.png").unlink()
-    assert "is of other images, or they have changed; it is made anew" in searched()[1]
-    config = model / "config.json"
-    config.write_text(config.read_text() + "\n")
-    assert "is of another model; it is made anew" in searched()[1]
-    index.write_text("mine")
-    status, _, errors = search(*words)
-    assert (status, index.read_text()) == (2, "mine")
-    assert "is no index of this program" in errors
+    images = CLASSES * IMAGES
+    first = searched(f"0 images kept, {images + 1} new or changed, 0 gone")
+    assert searched(f"{images + 1} images kept, 0 new or changed, 0 gone") == first
+    kept, new, gone, changed = (folder / f"class{i}" / "3.png" for i in (4, 5, 6, 7))
+    with np.load(index) as arrays:
+        stored = dict(arrays)
+    stored["embeddings"][stored["names"].tolist().index("class4/3.png")] *= -1
+    np.savez(index, **stored)
+    new = new.with_name("new.png")
+    shutil.copy(changed, new)
+    gone.unlink()
+    shutil.copy(folder / "class4" / "0.png", changed)
+    now = searched(f"{images - 1} images kept, 2 new or changed, 2 gone or changed")
+    index.rename(tmp_path / "old.npz")
+    anew = searched(f"0 images kept, {images + 1} new")
+    assert now.pop(str(kept)) == -anew.pop(str(kept)) != 0, "it was not embedded again"
+    assert now == pytest.approx(anew, abs=2e-4) and str(new) in now and str(gone) not in now
+
+    before, other = index.read_bytes(), tmp_path / "other"
+    other.mkdir()
+    shutil.copy(kept, other / "x.png")
+    config = (model / "config.json").read_text()
+    for root, text, content, told in (
+        (other, config, before, "is of another folder"),
+        (folder, config + "\n", before, "is of another network"),
+        (folder, config, b"mine", "is no index of this program"),
+    ):
+        (model / "config.json").write_text(text)
+        index.write_bytes(content)
+        status, _, errors = search(model, root, kept, f"--index={index}")
+        assert (status, index.read_bytes()) == (2, content) and told in errors
