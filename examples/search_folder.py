@@ -237,7 +237,7 @@ def judge_of(exported: Path, images: int, rate: float | None) -> tuple[Judge | N
         return None, f"No query is called known or unknown: {error}."
     if not stored.get("approximate"):
         return found, found.told()
-    return found, f"{found.told()} All this is approximate: a network of fewer classes was tested."
+    return found, f"{found.told()} This is approximate: a network of fewer classes was tested."
 
 
 def asked(paths: Sequence[Path]) -> Iterator[Path]:
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = f"share of unknown photographs that may be called known; default: {USUAL:g} or more"
     add("--false-positives", type=float, metavar="RATE", help=words)
     add("--index", type=Path, metavar="FILE.npz", help="keep the embeddings of the folder there")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
         parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
     if (options.exported / "run.json").exists():

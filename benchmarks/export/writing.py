@@ -70,12 +70,9 @@ def told_of_thresholds(output: Path) -> list[str]:
     """How well an export tells known from unknown photographs, in sentences."""
     file = output / THRESHOLDS
     thresholds = read_json(file) if file.exists() else {}
-    return [
-        f"{line} (approximate: of a network of fewer classes)"
-        if "approximate" in thresholds
-        else line
-        for line in known_or_unknown(thresholds)
-    ]
+    told = known_or_unknown(thresholds)
+    approximate = "This is approximate: a network of fewer classes was tested."
+    return [*told, approximate] if told and thresholds["approximate"] else told
 
 
 def example_query(run: Path) -> list[str]:

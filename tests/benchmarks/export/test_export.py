@@ -201,10 +201,11 @@ def tested(trained: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_the_thresholds_of_the_test_are_exported(trained, tested, tmp_path):
+def test_the_thresholds_of_the_test_are_exported(trained, tested, tmp_path, capsys):
     """Those of the checkpoint that was tested, and of no other; none without a threshold."""
     info, output = read_json(tested / "run.json"), tmp_path / "out"
     assert main([str(tested), f"--output={output}"]) == 0
+    assert "approximate" not in capsys.readouterr().out
     stored = read_json(output / "thresholds.json")
     tested_on = {"data": info["data"]["name"], "images": info["data"]["test_images"]}
     assert stored.pop("tested_on") == tested_on
@@ -237,7 +238,8 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, cap
     info["config"] = config = config | {"data": data, "evaluation": evaluation}
     write_json(tested / "run.json", info)
     assert main(words) == 0
-    assert "Known or unknown? The test has" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Known or unknown? The test has" in told and "This is approximate" in told
     stored = read_json(tmp_path / "out" / "thresholds.json")
     assert stored["rates"] == info["verification"]["rates"] and stored["approximate"] is True
     card = (tmp_path / "out" / "README.md").read_text()
