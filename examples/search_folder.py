@@ -24,6 +24,7 @@ import filecmp
 import hashlib
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -188,11 +189,18 @@ class Search:
         self.paths = [paths[i] for i in files.values()]
         self.embeddings = embeddings[[*files.values()]]
 
+    def place_of(self, path: Path) -> Path | None:
+        """The path of a file from the searched folder, as written or without links; None if it lies elsewhere."""
+        for place, root in ((path, self.root), (path.resolve(), self.root.resolve())):
+            place, root = (Path(os.path.normpath(one.absolute())) for one in (place, root))
+            if place.is_relative_to(root):
+                return place.relative_to(root)
+        return None
+
     def class_of(self, path: Path) -> str | None:
         """The folder of an image below the searched one; None if it lies elsewhere, or directly in it."""
-        folder, root = path.absolute().parent, self.root.absolute()
-        inside = folder.is_relative_to(root) and folder != root
-        return str(folder.relative_to(root)) if inside else None
+        place = self.place_of(path)
+        return None if place is None or len(place.parts) < 2 else str(place.parent)
 
     def answer(self, query: Path, neighbours: int, judged: Judge | None) -> Answer:
         """Search for an image; raises a DatasetError if it cannot be read."""
@@ -209,7 +217,7 @@ class Search:
                 near.append((float(similarities[i]), path))
             if len(near) == neighbours:
                 break
-        inside = query.absolute().is_relative_to(self.root.absolute())
+        inside = self.place_of(query) is not None
         first = same[0] if same and not inside else near[0][1] if near else None
         verdict = ""
         if judged is not None:

@@ -84,13 +84,7 @@ def test_one_process_answers_many_queries(exported, pictures, search, monkeypatc
     """Files, folders and lines of the standard input; what cannot be read is told, and the others go on."""
     empty, folder = tmp_path / "empty", pictures / "class2"
     empty.mkdir()
-    asked = [
-        exported / "config.json",
-        folder,
-        empty,
-        tmp_path / "gone",
-        pictures / "class1" / "0.png",
-    ]
+    asked = [exported / "config.json", folder, empty, tmp_path / "gone", folder / "0.png"]
     status, printed, errors = search(exported, pictures, *asked, "--neighbours=1")
     queries = [line for line in printed.splitlines() if not line.startswith(" ")]
     assert queries == [*(str(folder / f"{i}.png") for i in range(IMAGES)), str(asked[-1])]
@@ -118,9 +112,12 @@ def test_a_file_counts_once(exported, pictures, tmp_path, search):
 
     assert similarities(search(exported, folder, query, near)[1]) == similarities(plain)
     outside = shutil.copy(query, tmp_path / "outside.png")
-    lines = search(exported, folder, outside)[1].splitlines()
-    assert lines[1].startswith("  same file  ")
-    assert lines[-5:] == search(exported, folder, query)[1].splitlines()[-5:]
+    lines = search(exported, folder, query)[1].splitlines()[1:]
+    first, *others = search(exported, folder, outside)[1].splitlines()[1:]
+    assert first.startswith("  same file  ") and others[-5:] == lines
+    (tmp_path / "link").symlink_to(folder)
+    for path in (folder / "class2" / ".." / "class1" / "0.png", tmp_path / "link/class1/0.png"):
+        assert search(exported, folder, path)[1].splitlines()[1:] == lines
 
 
 def test_the_example_shows_the_images_upright(exported, tmp_path, search):
