@@ -15,6 +15,7 @@ from .differences import (
     changes_of_results as changes_of_results,
     config_changes as config_changes,
     flat as flat,
+    plain as plain,
     settings_of_results as settings_of_results,
 )
 from .errors import (

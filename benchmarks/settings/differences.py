@@ -4,6 +4,7 @@ A difference has an effect on nothing, on the record, or on the result.
 """
 
 import copy
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,23 @@ def config_changes(
     for key in sorted({*old, *new} - set(ignored)):
         missing = ABSENT if ".init_args." in key else None
         change = Change(key, old.get(key, missing), new.get(key, missing))
-        if change.before != change.now and repr(change.before) != repr(change.now):  # nan != nan
+        if plain(change.before) != plain(change.now):
             found.append(change)
     classes = [change.key for change in found if change.key.endswith(".class_path")]
     others = tuple(key.removesuffix("class_path") + "init_args." for key in classes)
     return [change for change in found if not change.key.startswith(others)]
+
+
+def plain(value: Any) -> str:
+    """A setting's value as text, in which 1 equals 1.0 but not true, and NaN itself."""
+    return json.dumps(_floats(value), sort_keys=True, default=str)
+
+
+def _floats(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_floats(inner) for inner in value]
+    exact = type(value) is int and abs(value) <= 2**53
+    return float(value) if exact else value
 
 
 def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
@@ -90,12 +103,17 @@ def changes_of_methods(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """{"data.root": ..., "losses[0].weight": ...} of nested settings; lists of plain values stay whole."""
+    """{"data.root": ..., "losses[0].weight": ...} of nested settings; lists of plain values stay whole.
+
+    So does an empty mapping that a class takes: it is not null.
+    """
     if isinstance(config, Mapping):
         items = [(f"{prefix}.{key}" if prefix else key, value) for key, value in config.items()]
     elif isinstance(config, list) and any(isinstance(value, Mapping) for value in config):
         items = [(f"{prefix}[{i}]", value) for i, value in enumerate(config)]
     else:
+        return {prefix: config}
+    if not items and ".init_args." in prefix:
         return {prefix: config}
     return {name: leaf for key, value in items for name, leaf in flat(value, key).items()}
 

@@ -25,6 +25,9 @@ LATER: Arguments = {"model.head": "random"}
 BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
 """Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""
 
+UNSTATED = "as the loss's other parameters"
+"""In former spelling, the settings of such a beta without an override: then, nothing was written for `BETA`."""
+
 MODULES = {
     "pml_regularizers.features.feature_loss": "pml_regularizers.feature_loss",
     "pml_regularizers.functional.kernels": "pml_regularizers.reproducing_kernels",
@@ -79,10 +82,12 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
     if "reduction" in arguments:
         return arguments
     reducer = arguments.get("reducer") or {}
-    if reducer.get("class_path", "").rpartition(".")[2] != "SumReducer":
+    path = str(reducer.get("class_path", ""))
+    if not (path.startswith("pytorch_metric_learning.") and path.endswith(".SumReducer")):
         return {**arguments, "reduction": "mean"}
     path = "pytorch_metric_learning.reducers.mean_reducer.MeanReducer"
-    mean = {"class_path": path, "init_args": {"collect_stats": False}}
+    given = {name: of for name, of in (reducer.get("init_args") or {}).items() if of is not None}
+    mean = {"class_path": path, "init_args": {"collect_stats": False, **given}}
     return {**arguments, "reduction": "ordered_sum", "reducer": mean}
 
 
@@ -107,11 +112,9 @@ def identity(settings: Any) -> Any:
     if isinstance(settings, Mapping):
         if "class_path" in settings:
             settings = _described(settings)
-        return {
-            name: identity(value)
-            for name, value in settings.items()
-            if not (str(name).endswith(".beta") and value == BETA)
-        }
+        if "losses" in settings:
+            settings = _with_former_beta(settings)
+        return {name: identity(value) for name, value in settings.items()}
     if isinstance(settings, list):
         return [identity(value) for value in settings]
     return settings
@@ -125,3 +128,22 @@ def _described(description: Mapping[str, Any]) -> Mapping[str, Any]:
     path = f"{MODULES.get(module, module)}.{name}"
     arguments = former.arguments(dict(description.get("init_args") or {}))
     return {**description, "class_path": path, "init_args": arguments}
+
+
+def _with_former_beta(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """All settings, with `BETA` and the lack of an override exchanged where a MarginLoss trains its beta."""
+    terms, optimization = settings["losses"] or [], settings.get("optimization") or {}
+    if not any(map(_trains_beta, terms)):
+        return settings
+    alone = [term.get("weight", 1.0) for term in terms] == [1.0]  # or in PML's MultipleLosses
+    path = "loss.beta" if alone else "loss.losses.MarginLoss.beta"
+    overrides = {path: UNSTATED, **(optimization.get("overrides") or {})}
+    if overrides[path] == BETA:
+        del overrides[path]
+    return {**settings, "optimization": {**optimization, "overrides": overrides}}
+
+
+def _trains_beta(term: Mapping[str, Any]) -> bool:
+    loss = term.get("loss") or {}
+    is_margin = str(loss.get("class_path", "")).rpartition(".")[2] == "MarginLoss"
+    return is_margin and bool((loss.get("init_args") or {}).get("learn_beta"))

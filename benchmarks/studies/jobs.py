@@ -21,6 +21,7 @@ from benchmarks.settings import (
     digest,
     is_recipe,
     parse,
+    plain,
     read_entry,
     recipe_names,
     settings_of_results,
@@ -77,7 +78,7 @@ class Job:
         evaluation, chosen = self.config["evaluation"], self.config["data"].get("test_classes")
         curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
         found = settings_of_results(self.config).items()
-        moving = {key: _plain(value) for key, value in found}
+        moving = {key: json.loads(plain(value)) for key, value in found}
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
             moving["data.test_classes"] = records.file_digest(Path(chosen))
         weights = self.weights and self.weights["sha256"]
@@ -134,12 +135,6 @@ class Job:
         said = [line.strip() for line in lines if not line.startswith("$ ")]
         errors = [line for line in said if line.startswith("error: ")]  # a launcher may say more
         return next((line for line in reversed(errors or said) if line), "it said nothing")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return float(value) if type(value) is int else value
 
 
 def wait_for(jobs: Sequence[Job], seconds: float = inf) -> None:

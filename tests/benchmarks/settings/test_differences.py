@@ -4,18 +4,21 @@ from typing import Any
 
 import pytest
 
+from benchmarks.building import resolved
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
     MOVES,
     Change,
+    changed,
     changes_of_methods,
     changes_of_results,
     config_changes,
     flat,
+    plain,
     settings_of_results,
 )
-from benchmarks.settings.former import BETA, CLASSES, SETTINGS, identity
+from benchmarks.settings.former import BETA, CLASSES, SETTINGS, UNSTATED, identity
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def test_former_settings_without_effect_are_no_difference():
     # A missing setting counts as null; NaN and a number of another type are no change.
     before, now = ({"a": [float("nan")], "b": float("nan"), "c": c, "d": None} for c in (1, 1.0))
     assert config_changes(before, now) == []
+    assert config_changes({"c": [1]}, {"c": [True]}) == [Change("c", [1], [True])]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,37 @@ def test_a_former_description_stays(name):
     assert before.arguments(before.arguments(arguments)) == before.arguments(arguments)
 
 
-def test_a_stated_rate_of_the_boundary_is_the_one_that_was_unsaid():
-    other = {"loss.beta": {"lr": 1e-3, "weight_decay": 0.0}}
-    assert identity({"overrides": {"loss.beta": {**BETA}}}) == {"overrides": {}}
-    assert identity({"overrides": other}) == {"overrides": other}
+def test_no_two_settings_that_can_change_a_result_are_one() -> None:
+    """Of each recipe: any setting changed, any override left out, and an empty mapping in place of null."""
+    found: dict[str, Any] = {}
+    for name in ("margin_vem", "binomial_energy_confusion"):
+        whole = resolved(parse(["--recipe", f"glyphs/finetune/{name}"]).config)
+        kept = [path for path in flat(whole) if path not in {*MOVES, "evaluation.every"}]
+        others = [changed(whole, {path: "other"}) for path in kept]
+        others += [changed(whole, {path: {}}) for path in kept if ".init_args." in path]
+        overrides = whole["optimization"]["overrides"]
+        for path in overrides:
+            less = {key: value for key, value in overrides.items() if key != path}
+            others.append(changed(whole, {"optimization.overrides": less}))
+            assert config_changes(whole, others[-1]), path
+        for settings in (whole, *others):
+            moving = {path: flat(settings).get(path) for path in {*kept, *flat(settings)}}
+            moving = {path: of for path, of in moving.items() if path not in MOVES}
+            identity_of = plain(sorted(settings_of_results(settings).items()))
+            assert found.setdefault(identity_of, moving) == moving, name
+    assert len(found) > 200
+
+
+def test_the_rate_of_a_boundary_that_older_code_did_not_state() -> None:
+    """Only of a trained one: beside any other loss, an override of this name stays."""
+    margin = {"class_path": "any.MarginLoss", "init_args": {"learn_beta": True}}
+    for losses, path in (
+        ([{"loss": margin}], "loss.beta"),
+        ([{"loss": margin, "weight": 2.0}], "loss.losses.MarginLoss.beta"),
+    ):
+        stated = {"losses": losses, "optimization": {"overrides": {path: {**BETA}}}}
+        unstated = {"losses": losses, "optimization": {"overrides": {}}}
+        assert identity(stated) == unstated
+        assert identity(unstated)["optimization"]["overrides"] == {path: UNSTATED}
+        fixed = {**stated, "losses": [{"loss": {"class_path": "any.Loss"}}]}
+        assert identity(fixed) == fixed
