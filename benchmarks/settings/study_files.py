@@ -199,6 +199,10 @@ class StudyFile:
         """
         return json.dumps(_decisive(self), sort_keys=True)
 
+    def words(self) -> list[str]:
+        """The question and the comparisons' claims: what the answer says yes or no to."""
+        return [self.question, *(comparison.claim for comparison in self.comparisons)]
+
 
 def _decisive(value: Any) -> Any:
     if isinstance(value, Mapping):

@@ -81,12 +81,28 @@ def _classes(job: Job) -> int:
 
 
 def registered(study: Study, found: Found) -> dict[str, bool]:
-    """For each comparison: were all its tests made under the registered plan?"""
+    """For each comparison: were all its tests made under the registered plan, with its present claim?"""
     counted = {
         row: all(study.results.counts(result, study.digest) for result in results.values())
         for row, results in found.items()
     }
-    return {of.name: all(counted[row] for row in of.all_rows()) for of in study.file.comparisons}
+    edited = _edited(study, found)
+    return {
+        of.name: all(counted[row] for row in of.all_rows()) and not {"", of.name} & edited.keys()
+        for of in study.file.comparisons
+    }
+
+
+def _edited(study: Study, found: Found) -> dict[str, str]:
+    """The registered claims, and with the key "" the question, that are others now, by the comparison's name."""
+    names = ["", *(of.name for of in study.file.comparisons)]
+    rows = [{*found}, *({*of.all_rows()} for of in study.file.comparisons)]
+    edited = {}
+    for row, results in found.items():
+        for before in map(study.results.words, results.values()):
+            words = zip(names, rows, before or [], study.file.words(), strict=False)
+            edited |= {name: old for name, of, old, now in words if row in of and old != now}
+    return edited
 
 
 def registration(study: Study, found: Found) -> str:
@@ -103,6 +119,12 @@ def registration(study: Study, found: Found) -> str:
     more = f" This file has {others} other plan{'s' * (others > 1)}." if others else ""
     if due := study.due():
         more += f" **{due} tests of further seeds are due: no word on their rows is final.**"
+    edited = [
+        f"the claim of `{name}`, “{old}”" if name else f"the question, “{old}”"
+        for name, old in _edited(study, found).items()
+    ]
+    if edited:
+        more += f" **Edited since, and exploratory: {'; '.join(edited)}.**"
     if kept == count:
         return f"{begun}, before its first test; all {count} tests were made under it.{more}"
     return (

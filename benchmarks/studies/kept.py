@@ -23,7 +23,7 @@ Result = dict[str, Any]
 the SHA-256 of their files' bytes (not of older code), and "curve", the last point of its curves.
 
 A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
-was registered when it began, and "commits" if other code resumed it.
+was registered when it began, "registered", the date of that, and "commits" if other code resumed it.
 """
 
 KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
@@ -104,8 +104,9 @@ class Results:
             tested = {key: run.info.get(key) for key in OF_TESTS}
             # The newest plan that was registered when it began.
             begun = str(run.info.get("started", ""))
-            plans = [plan["plan"] for plan in self.plans if plan["date"] <= begun]
-            tested |= {"curves": curves, "commits": [*commits], "plan": plans and plans[-1]}
+            plan = next((plan for plan in reversed(self.plans) if plan["date"] <= begun), {})
+            tested |= {"curves": curves, "commits": [*commits], "plan": plan.get("plan")}
+            tested |= {"registered": plan.get("date")}
             result |= {key: of for key, of in tested.items() if of}
         return result
 
@@ -113,12 +114,19 @@ class Results:
         """The registration of a plan: the first one; None if there is none."""
         return next((plan for plan in self.plans if plan["plan"] == digest), None)
 
-    def register(self, digest: str) -> None:
-        """Write down that the tests from now on follow a plan, with the commit of the code."""
-        if not self.plans or self.plans[-1]["plan"] != digest:
+    def register(self, digest: str, words: list[str]) -> None:
+        """Write down that the tests from now on follow a plan, with its words and the commit of the code."""
+        entry = {"plan": digest, "words": words}
+        if not self.plans or not entry.items() <= self.plans[-1].items():
             with self._changing():
-                self.plans.append({"plan": digest, **describe_code(), "date": now()})
+                self.plans.append({**entry, **describe_code(), "date": now()})
             self.share_plans()
+
+    def words(self, result: Result) -> list[str] | None:
+        """The words that were registered when a test began; None if the plan of older code has none."""
+        begun = {"plan": result.get("plan"), "date": result.get("registered")}
+        plans = [plan for plan in self.plans if begun.items() <= plan.items()]
+        return plans[-1].get("words") if plans else None
 
     def counts(self, result: Result, digest: str) -> bool:
         """True if a test was made under the registered plan, by committed code that descends from its commit."""

@@ -219,7 +219,7 @@ class Study:
     def register(self, queue: Sequence[Job]) -> None:
         """Write the plan down if a test is about to begin."""
         if any(job.config["data"]["split"] == "test" for job in queue):
-            self.results.register(self.digest)
+            self.results.register(self.digest, self.file.words())
 
     @cached_property
     def digest(self) -> str:

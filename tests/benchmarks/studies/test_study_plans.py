@@ -68,6 +68,28 @@ def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(teste
     assert "6 of 9 tests were not made under it" in registration()[0]
 
 
+def test_a_claim_that_is_edited_after_the_tests_is_told(toy, trained_by, monkeypatch):
+    """Not one that is edited before the first of them; a question is that of all comparisons."""
+    kept_study().register(kept_study().missing())
+    content = yaml.safe_load(Path("toy.yaml").read_text())
+    first = content["comparisons"]["1"]
+    first["claim"] = "new helps"
+    change(**content)
+    monkeypatch.setattr(kept, "now", lambda: "2026-04-01T00:00:00+00:00")
+    trained_by(made_by(started="2026-05-01T00:00:00+00:00"))
+    assert command() == 0
+    assert registration()[1] == {"1": True, "2": True}
+    first["claim"] = "new harms"
+    change(**content)
+    assert command("--page-only") == 0
+    told = "Edited since, and exploratory: the claim of `1`, “new helps”."
+    assert told in Path("toy.md").read_text().replace("\n", " ")
+    assert registration()[1] == {"1": False, "2": True}
+    change(question="Does it harm?")
+    said, of = registration()
+    assert "the question, “Does it help?”" in said and of == {"1": False, "2": False}
+
+
 def test_another_plan_in_between_takes_nothing_from_the_first(tested, trained_by, monkeypatch):
     change(margin=0.5, seeds={"count": 3})  # a try
     monkeypatch.setattr(kept, "now", lambda: "2026-04-01T00:00:00+00:00")
