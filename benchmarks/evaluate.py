@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import (
     building,
     console,
+    datasets,
     evaluation,
     records,
     reporting,
@@ -109,6 +110,7 @@ class Test:
         elif data.split == "all":
             classes = "the classes of the training"
         counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images"
+        counts += f", {datasets.queries_text(*datasets.count_queries(self.images))}"
         return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
 
 

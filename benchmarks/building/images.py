@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
@@ -16,6 +15,7 @@ from benchmarks.datasets import (
     ImageSet,
     ImageViews,
     Listing,
+    answerable,
     folder,
     load,
     table,
@@ -66,8 +66,8 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         tested = {split: make(split=split, max_classes=data.max_classes) for split in splits}
         for use, images in [("train", train), *(("test", images) for images in tested.values())]:
             _check_classes(data, use, images)
-        for images in tested.values():
-            _check_retrieval(data, images)
+        for split, images in tested.items():
+            _check_retrieval(data, images, split)
         return Datasets(train, tested[data.split], tested["validation"] if fair else None)
 
 
@@ -149,18 +149,19 @@ def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
         raise DatasetError(f"{place}: all images to {use} on {are}; take two classes or more")
 
 
-def _check_retrieval(data: Data, test: Glyphs | ImageSet) -> None:
+def _check_retrieval(data: Data, images: Glyphs | ImageSet, split: str = "test") -> None:
     """Raise a DatasetError unless some image has another one to retrieve."""
-    counts = torch.bincount(test.labels)
-    found = counts > 1
-    if test.is_query is not None:
-        queries = torch.bincount(test.labels[test.is_query], minlength=test.num_classes)
-        found = (queries > 0) & (counts > queries)
-    if not found.any():
+    if answerable(images.labels, images.is_query).any():
+        return
+    place, kind = data.table or data.root, "validation" if split == "validation" else "test"
+    if images.is_query is not None and images.is_query.any():
         raise DatasetError(
-            f"{data.table or data.root}: no test class has two images, one to search with and one to find; "
-            "take more classes or images"
+            f"{place}: no query's class is in the gallery, so that none of {int(images.is_query.sum()):,} queries "
+            "has anything to find; give classes both queries and gallery images"
         )
+    raise DatasetError(
+        f"{place}: no {kind} class has two images, one to search with and one to find; take more classes or images"
+    )
 
 
 def image_views(data: Data, trunk: nn.Module) -> ImageViews:

@@ -21,6 +21,11 @@ from .listing import (
     Listing as Listing,
     load as load,
 )
+from .queries import (
+    answerable as answerable,
+    count_queries as count_queries,
+    queries_text as queries_text,
+)
 from .remarks import (
     remarks as remarks,
     verify_command as verify_command,

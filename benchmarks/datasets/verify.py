@@ -3,8 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
+import torch
+
 from benchmarks.datasets.contents import image_digests
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.datasets.queries import answerable, queries_text
 from benchmarks.datasets.remarks import remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
@@ -38,6 +42,7 @@ def verify(
         checks = [("counts", RESULTS[not wrong], counts_text(counts) + wrong)]
     checks += [
         _several_images(listing),
+        _queries(listing),
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
     ]
     pixels = [None if isinstance(each, DatasetError) else each.pixels for each in found]
@@ -58,6 +63,22 @@ def _both_uses(listing: Listing) -> list[Check]:
         "(benchmarks.evaluate only those to test on)"
     )
     return [("both uses", "", text)]
+
+
+def _queries(listing: Listing) -> Check:
+    """Count the queries of a test, and those that have nothing to find."""
+    rows = [row for row, part in enumerate(listing.parts) if part != "train"]
+    if not rows:
+        return "queries", "", "no image tests"
+    parts, classes = np.array(listing.parts)[rows], np.array(listing.classes)[rows]
+    labels = torch.from_numpy(np.unique(classes, return_inverse=True)[1])
+    is_query = torch.from_numpy(parts == "query") if "query" in parts else None
+    found = answerable(labels, is_query)
+    asked = len(rows) if is_query is None else int(is_query.sum())
+    text = queries_text(asked, asked - int(found.sum()))
+    if is_query is not None and not found.any():
+        text += ": no query's class is in the gallery"
+    return "queries", RESULTS[bool(found.any())], text
 
 
 def _several_images(listing: Listing) -> Check:

@@ -40,6 +40,9 @@ def describe_data(
         "train_classes": train.num_classes,
         "train_images": len(train),
     }
+    if images.validation is not None:
+        asked, unanswered = datasets.count_queries(images.validation)
+        about |= {"validation_queries": asked, "unanswered_validation_queries": unanswered}
     if data.known_classes and data.split == "test":
         about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
     return {"data": about, "weights": describe_weights(experiment.model)}
@@ -49,6 +52,7 @@ def describe_tested(
     data: "settings.Data", test: "datasets.Glyphs | datasets.ImageSet", trunk: nn.Module
 ) -> dict[str, Any]:
     """Images that a network is tested on, for a record."""
+    asked, unanswered = datasets.count_queries(test)
     return {
         "name": data.dataset,
         "fingerprint": test.fingerprint,
@@ -59,6 +63,8 @@ def describe_tested(
         "view": test.view,
         "test_classes": test.num_classes,
         "test_images": len(test),
+        "test_queries": asked,
+        "unanswered_queries": unanswered,
     }
 
 

@@ -1,8 +1,9 @@
 """Comparison of methods: one row per label, paired differences, and notes that explain them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.datasets import verify_command
+from benchmarks.datasets import queries_text, verify_command
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.identification import identified
 from benchmarks.reporting.paired import (
@@ -92,6 +93,9 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
             "search finds whatever was learned. What to do is said by:",
             f"    {verify_command(first['config']['data'])}",
         ]
+    if lost := first["data"].get("unanswered_validation_queries"):
+        counts = queries_text(first["data"]["validation_queries"], lost)
+        notes.append(f"The validation classes, which chose the step, have {counts}.")
     notes += [note for note, holds in told.items() if holds]
     tables = [*compared(rows, baseline, beside), *verified(groups), *identified(groups)]
     return Page(_heading(groups), [result, *tables, *notes])
@@ -191,8 +195,12 @@ def _heading(groups: Mapping[str, Group]) -> str:
     classes = "the classes of the training" if split == "all" else f"unseen {split} classes"
     if (known := data.get("known_classes")) is not None:
         classes = f"test classes, {known:,} of them trained on by other photographs,"
-    return (
-        f"{data['name']}: {classes} "
-        f"({data['test_classes']:,} classes, {data['test_images']:,} images) "
-        f"after {' or '.join(steps)} steps"
-    )
+    return f"{data['name']}: {classes} ({tested_text(data)}) after {' or '.join(steps)} steps"
+
+
+def tested_text(data: Mapping[str, Any]) -> str:
+    """The numbers of a record's tested classes, images and queries; older code did not count the last."""
+    counts = f"{data['test_classes']:,} classes, {data['test_images']:,} images"
+    if "test_queries" not in data:
+        return counts
+    return f"{counts}, {queries_text(data['test_queries'], data['unanswered_queries'])}"

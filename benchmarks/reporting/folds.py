@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
-from benchmarks.reporting.comparison import compared
+from benchmarks.reporting.comparison import compared, tested_text
 from benchmarks.reporting.paired import Metrics, Rows
 from benchmarks.reporting.rows import TESTED_ON, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
@@ -152,6 +152,6 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     data = first.run.info["data"]
     title = (
         f"{data['name']}, fair protocol: {first.folds} folds of the training classes, tested on "
-        f"{data['test_classes']:,} unseen classes ({data['test_images']:,} images)"
+        f"unseen classes ({tested_text(data)})"
     )
     return Page(title, blocks).markdown()

@@ -1,9 +1,10 @@
 """The first sentences of a study's pages: which method helps, by how much, and what it costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.datasets import queries_text
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
@@ -126,7 +127,14 @@ def advice(
         if few:
             more = ", or more trainings" * (study.seeds.count < MANY)
             told.append(f"More classes would tell{more}.")
+    left_out = [text for text in asked(results[row].values()) if "," in text]
+    told += [f"The test has {text}." for text in left_out]
     return told + _before(study, comparison, results, labels)
+
+
+def asked(runs: Iterable[Result]) -> list[str]:
+    """The queries of the tests in words, once for each test set; results of older code have none."""
+    return sorted({queries_text(*run["queries"]) for run in runs if "queries" in run})
 
 
 def answer(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import Paired, estimate
-from benchmarks.reporting.study_answer import answer, cost, has_papers
+from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
@@ -118,6 +118,7 @@ def study_content(
         "meanings": _meanings(study, equal=not all(one.has_interval for one in tested)),
         "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
         "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
+        "queries": "; ".join(asked(runs)),
         "runs": len(runs),
         "hours": f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
         "dirty": any(run["dirty"] for run in runs),

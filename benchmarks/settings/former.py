@@ -143,7 +143,7 @@ def _with_former_beta(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**settings, "optimization": {**optimization, "overrides": overrides}}
 
 
-def _trains_beta(term: Mapping[str, Any]) -> bool:
-    loss = term.get("loss") or {}
+def _trains_beta(term: Any) -> bool:
+    loss = (term.get("loss") if isinstance(term, Mapping) else None) or {}
     is_margin = str(loss.get("class_path", "")).rpartition(".")[2] == "MarginLoss"
     return is_margin and bool((loss.get("init_args") or {}).get("learn_beta"))

@@ -97,7 +97,7 @@ def _edited(study: Study, found: Found) -> dict[str, str]:
     """The registered claims, and with the key "" the question, that are others now, by the comparison's name."""
     names = ["", *(of.name for of in study.file.comparisons)]
     rows = [{*found}, *({*of.all_rows()} for of in study.file.comparisons)]
-    edited = {}
+    edited: dict[str, str] = {}
     for row, results in found.items():
         for before in map(study.results.words, results.values()):
             words = zip(names, rows, before or [], study.file.words(), strict=False)

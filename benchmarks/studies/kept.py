@@ -1,6 +1,6 @@
 """A study's JSON file: the plans that were registered, and the results of all its trainings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +20,8 @@ from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
 """Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, "content",
-the SHA-256 of their files' bytes (not of older code), and "curve", the last point of its curves.
+the SHA-256 of their files' bytes, "queries", how many were asked and how many had nothing to find (neither of older
+code), and "curve", the last point of its curves.
 
 A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
 was registered when it began, "registered", the date of that, and "commits" if other code resumed it.
@@ -96,6 +97,7 @@ class Results:
             "processor": run.info["hardware"].get("processor"),
             "data": run.info["data"].get("fingerprint"),
             **({"content": content} if (content := run.info["data"].get("content")) else {}),
+            **_queries(run.info["data"]),
             "curve": {name: of[-1] for name, of in curves.items()},
         }
         if job.config["data"]["split"] == "test":
@@ -104,7 +106,8 @@ class Results:
             tested = {key: run.info.get(key) for key in OF_TESTS}
             # The newest plan that was registered when it began.
             begun = str(run.info.get("started", ""))
-            plan = next((plan for plan in reversed(self.plans) if plan["date"] <= begun), {})
+            plans = [plan for plan in self.plans if plan["date"] <= begun]
+            plan = plans[-1] if plans else {}
             tested |= {"curves": curves, "commits": [*commits], "plan": plan.get("plan")}
             tested |= {"registered": plan.get("date")}
             result |= {key: of for key, of in tested.items() if of}
@@ -141,6 +144,11 @@ def _content(path: Path, held: str) -> dict[str, Any]:
     """The content of a file; {} if it is not there."""
     with damage_named(path, f"restore it, since it holds {held}"):
         return read_json(path) if path.exists() else {}
+
+
+def _queries(data: Mapping[str, Any]) -> dict[str, list[int]]:
+    asked = [data[name] for name in ("test_queries", "unanswered_queries") if name in data]
+    return {"queries": asked} if asked else {}
 
 
 def name_of(job: Job) -> str:

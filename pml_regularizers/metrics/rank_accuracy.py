@@ -25,6 +25,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
     than the points in a
     cloud: normalise such vectors, or pass float64.
 
+    `left_out` is the number of such queries in the last call, or None if no metric needed ranks.
+
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
     `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
 
@@ -48,6 +50,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
     """
 
     original_function_dict: dict[str, Callable[..., Any]]
+    left_out: int | None = None
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.curr_function_dict = self.get_function_dict(include, exclude)
         asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
         given: dict[str, Any] = {"query_labels": labels[is_query]}
+        self.left_out = None
         if asked - clustering:
             exact = "mean_reciprocal_rank" in asked
             given["ranks"] = count_ranks(
@@ -173,6 +177,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
                 max_rank=len(labels) if exact else self.max_rank,
                 sharing=self.sharing,
             )
+            self.left_out = int(is_query.sum()) - len(given["ranks"].labels)
             if len(given["ranks"].labels) == 0:
                 c_f.LOGGER.warning("None of the query labels are in the reference set.")
         if asked & clustering:

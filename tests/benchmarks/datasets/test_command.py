@@ -47,6 +47,7 @@ def test_a_published_dataset_and_all_that_is_wrong_with_it(command, tmp_path, mo
             "one image",
             "ok      0 of 5 classes to test on, 0 of 8 classes to train on have one image",
         ),
+        ("queries", "ok      20 queries"),
         ("images", "ok      0 of 53 cannot be used"),
         ("fingerprint", listing.fingerprint),
     }

@@ -251,6 +251,23 @@ def test_a_training_needs_classes_of_both_uses(photographs: Path, capsys: Any) -
         built(photographs)
 
 
+def test_queries_with_nothing_to_find_are_counted(photographs: Path, capsys: Any) -> None:
+    """Class c stands in the queries alone; then no class is on both sides."""
+    for c, d, status, told in (
+        ("1", ("1", "0", "0"), 0, "ok      4 queries, of which 3 have nothing to find and do"),
+        ("1", ("0", "0", "0"), 1, "FAILED  3 queries, of which 3 have nothing .* in the gallery"),
+    ):
+        tested = [*rows("c", f",test,{c}"), *(f"d{j}.png,d,test,{d[j]}" for j in range(3))]
+        write(photographs, f"{SPLIT},is_query", *rows("ab", ",train,"), *tested)
+        assert verify(photographs) == status
+        assert re.search(rf"\nqueries +{told}", capsys.readouterr().out)
+    with pytest.raises(ConfigError, match=r"no query's class is in the gallery, .* none of 3"):
+        built(photographs)
+    write(photographs, SPLIT, *rows("ab", ",train"), "c0.png,c,test", "d0.png,d,test")
+    with pytest.raises(ConfigError, match=r"no test class has two images"):
+        built(photographs)
+
+
 def test_a_table_that_cannot_be_read(photographs: Path) -> None:
     file = photographs.with_suffix(".csv")
     with pytest.raises(DatasetError, match=rf"{file}: cannot be read \(FileNotFoundError"):

@@ -54,7 +54,10 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
     assert found["data"]["content"] == record["data"]["content"]
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     output = printed(capsys)
-    assert f"folder: unseen test classes (4 classes, 16 images), tested with {trained}" in output
+    assert (
+        f"folder: unseen test classes (4 classes, 16 images, 16 queries), tested with {trained}"
+        in output
+    )
     assert "may have been trained" not in output
 
 
@@ -75,15 +78,20 @@ def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, t
         assert value == pytest.approx(found[0]["metrics"][name], abs=1e-6)
 
 
-def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path):
-    """The gallery has one image of each class: Recall@8 of eight classes is 1."""
-    names = [(f"class{i}", j) for i in range(CLASSES) for j in range(IMAGES)]
-    lines = [f"{name}/{j}.png,{name},{int(j > 0)}" for name, j in names]
+def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path, capsys):
+    """The gallery has one image of each class except the first: Recall@8 is 1 for the others' queries."""
+    names = [(i, j) for i in range(CLASSES) for j in range(IMAGES)]
+    lines = [f"class{i}/{j}.png,class{i},{int(j > 0 or i == 0)}" for i, j in names]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,is_query", *lines]))
     words = ["--data.dataset=table", f"--data.table={tmp_path / 't.csv'}"]
     found = tested(trained, *words, f"--data.root={pictures}", "--evaluation.verification=false")
     assert found["metrics"]["recall_at_8"] == 1.0
-    assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1), "all classes"
+    answered = (CLASSES - 1) * (IMAGES - 1)
+    assert sum(found["per_class"]["queries"]) == answered, "all classes"
+    asked = answered + IMAGES
+    assert (found["data"]["test_queries"], found["data"]["unanswered_queries"]) == (asked, IMAGES)
+    told = f"32 images, {asked} queries, of which {IMAGES} have nothing to find and do not count)"
+    assert told in printed(capsys)
     assert not {"verification", "identification"} & found.keys()
 
 

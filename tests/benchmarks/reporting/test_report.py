@@ -60,6 +60,9 @@ def test_means_and_paired_differences_by_hand(make):
     assert "; +1.00 points for one (one seed: undecided); " in text
     assert "; +10.00 ± 0.00 points for better (2 pairs of seeds: higher)." in text
     assert "points for base (2 pairs of seeds: lower)" in compare(runs, "better").markdown()
+    counts = {"test_queries": 12, "unanswered_queries": 4}
+    one = compared(make("counted", 0, 0.4, data=DATA | counts))
+    assert re.search(r"^## .* images, 12 queries, of which 4 have nothing to find", one)
     with pytest.raises(ValueError, match=r"no finished run has the label 'x'; .*\['base', "):
         compare(runs, "x")
 

@@ -6,6 +6,7 @@ tests/end_to_end/test_published_results.py compares whole pages in Markdown, to 
 import re
 from copy import deepcopy
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -152,6 +153,16 @@ def test_the_page_shows_each_verdict():
     assert [main[0][5], main[3][5]] == ["< 0.001", f"{2 * p:.3f}"], "of three"
     assert [row[1] for row in others] == ["harms", "as good"]
     assert controls[0][4] == f"{p:.3f}", "not corrected"
+
+
+def test_queries_without_an_answer_are_told():
+    study, results = made(ALL)
+    for run in chain(*(of.values() for of in results.values())):
+        run["queries"] = [12, 4]
+    told = "12 queries, of which 4 have nothing to find and do not count."
+    assert f"A test has {told}" in page_of(study, results).replace("\n", " ")
+    labels = {row: row for row in study.rows}
+    assert f"The test has {told}" in advice(study, judge(study, results), results, labels)
 
 
 def test_what_diverged_is_told():
