@@ -7,6 +7,7 @@ from .images import (
     Datasets as Datasets,
     build_datasets as build_datasets,
     build_tested as build_tested,
+    count_classes as count_classes,
     image_size as image_size,
     image_views as image_views,
     list_images as list_images,

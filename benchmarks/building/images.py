@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 from timm.data import resolve_model_data_config
@@ -99,6 +100,24 @@ def _splits(data: Data, seed: int, default: float | None) -> Callable[..., Glyph
     return partial(make, fold=data.fold, folds=data.folds)
 
 
+def count_classes(data: Data) -> tuple[int, int, int]:
+    """The classes of photographs to train on, all of them, and how many would give twice `data.folds` to train on.
+
+    Raises:
+        ConfigError: as `build_datasets` does.
+    """
+    with _settings_named(data):
+        listing = list_images(data, 0.5)
+    names, need = sorted({*listing.classes}), 2 * data.folds
+    both = zip(listing.classes, listing.parts, strict=True)
+    trained = {name for name, part in both if part == "train"}
+    fraction = data.test_classes if isinstance(data.test_classes, float) else 0.5
+    needed = need + len(names) - len(trained)
+    if {*names} - trained == folder.held_out(fraction, names):
+        needed = next(n for n in count(need) if n - round(fraction * n) >= need)
+    return len(trained), len(names), needed
+
+
 def list_images(data: Data, default: float | None = None) -> Listing:
     """The photographs of a dataset; arguments and errors of `build_tested`, without the names of settings."""
     if data.dataset == "folder":
@@ -145,8 +164,13 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
 def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
     if images.num_classes < 2:
         are = "are of one class" if len(images) else "are missing"
-        place = data.table or data.root
-        raise DatasetError(f"{place}: all images to {use} on {are}; take two classes or more")
+        known = ""
+        if isinstance(images, ImageSet):
+            known = f"you have {len({*images.listing.classes}):,} classes, and "
+        raise DatasetError(
+            f"{data.table or data.root}: {known}all images to {use} on {are}; two or more are needed to test on, "
+            "and for a training as many to train on"
+        )
 
 
 def _check_retrieval(data: Data, images: Glyphs | ImageSet, split: str = "test") -> None:

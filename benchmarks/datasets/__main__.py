@@ -29,6 +29,9 @@ def _level(text: str) -> int | str:
     return text if text == "last" else at_least(1)(text)
 
 
+SHOWN = 100
+"""Lines on files that cannot be used."""
+
 CLASSES = (
     "a file that names the test classes, or their fraction; default: half, or as a table splits"
 )
@@ -82,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--data.{error}")
     print(columns([("check", "result", "detail"), *checks]))
     if broken:
-        print("\nThese files cannot be used:", *broken, sep="\n")
+        more = [f"and {len(broken) - SHOWN:,} more"] if len(broken) > SHOWN else []
+        print("\nThese files cannot be used:", *broken[:SHOWN], *more, sep="\n")
     return int(any(result == "FAILED" for _, result, _ in checks))
 
 

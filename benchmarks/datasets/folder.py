@@ -39,7 +39,8 @@ def read(
     classes = [name for name, of_class in images.items() for _ in of_class]
     parts = ["test" if name in testing else "train" for name in classes]
     lists = (paths, classes, parts)
-    return Listing("folder", root, "root/class/image", *lists, upright=True, left_out=left_out)
+    layout, level = "root/class/image", class_level
+    return Listing("folder", root, layout, *lists, upright=True, left_out=left_out, level=level)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:

@@ -65,6 +65,7 @@ class Listing:
     upright: bool = False  # turn images by their EXIF orientation; or their pixels stay as stored
     left_out: Mapping[str, int] = field(default_factory=dict)  # files that are no images, by suffix
     boxes: Sequence[Box | None] | None = None  # the part of each image that is seen; None: all
+    level: int | str | None = None  # data.class_level of a folder
     places: Sequence[str] | None = None  # where each is listed, such as "FILE, line 5", for errors
 
     def __post_init__(self) -> None:
@@ -176,8 +177,11 @@ def read_lines(path: Path) -> list[str]:
     return read_text(path).rstrip("\r\n").splitlines()
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, remedy: str = "save the file as UTF-8") -> str:
     """Read a text file in UTF-8, or in UTF-16 with its mark, with the line ends that it has.
+
+    Args:
+        remedy: What to do about a file that is none.
 
     Raises:
         DatasetError: if the file cannot be read or has another encoding.
@@ -193,7 +197,7 @@ def read_text(path: Path) -> str:
         if place >= 0:
             line = content.count(b"\n", 0, place) + 1
             raise DatasetError(
-                f"{path}, line {line}: is not UTF-8 text (at byte {place}); save the file as UTF-8"
+                f"{path}, line {line}: is not UTF-8 text (at byte {place}); {remedy}"
             )
         return text
 

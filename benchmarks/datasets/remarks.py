@@ -39,9 +39,10 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
 def verify_command(data: Mapping[str, Any]) -> str:
     """The command that looks through all images of a run with these settings of `data`."""
     words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
-    for name in ("root", "table", "test_classes", "class_level", "known_classes"):
-        if (value := data.get(name)) is not None:
-            words += [f"--data.{name}", f"{value}".lower() if value is True else f"{value}"]
+    names = ("root", "table", "test_classes", "class_level", "known_classes")
+    given = {name: value for name in names if (value := data.get(name)) is not None}
+    written = {name: f"{v}".lower() if isinstance(v, bool) else f"{v}" for name, v in given.items()}
+    words += [f"--data.{name}={value}" for name, value in written.items()]
     return shlex.join(words)
 
 
@@ -54,10 +55,13 @@ def _parts(listing: Listing) -> Iterator[Remark]:
     if len(single) > 1:  # one may be a vehicle
         parts |= single
     if len(parts) > 1 or any(len(_words(part)) == 1 for part in parts):  # not "test tubes" alone
+        remedy = "set data.class_level to last, which joins a class's parts"
+        if listing.level == "last":
+            remedy = "put the images into folders of their classes"
         yield (
             "parts",
             f"{', '.join(sorted(parts))}: looks like a part of a dataset, but is taken for classes; "
-            "pass one part as data.root, or set data.class_level to last, which joins a class's parts",
+            f"pass one part as data.root, or {remedy}",
         )
 
 
@@ -73,7 +77,7 @@ def _alike(listing: Listing) -> Iterator[Remark]:
             key = f"{float(key)}" if is_table else key
         alike[key].append(name)
     if several := [names for names in alike.values() if len(names) > 1]:
-        remedy = "rename a folder, or set data.class_level to last"
+        remedy = "rename a folder" + ", or set data.class_level to last" * (listing.level != "last")
         if is_table:
             remedy = "write their label in one way"
         yield (
@@ -89,7 +93,10 @@ def _words(folder: str) -> list[str]:
 
 
 def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[Remark]:
-    """Images of the same pixels: both train and test, of one part, or of two classes."""
+    """Images of the same pixels: both train and test, of one use, or of two classes.
+
+    A link to an image and a copy of its file have the same pixels, too.
+    """
     places = defaultdict(list)
     for row in zip(pixels, listing.paths, listing.classes, listing.parts, strict=True):
         places[row[0]].append(row[1:])
@@ -102,13 +109,21 @@ def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[
             "train and test",
             f"{count:,} images train and test, such as {_example(across)}; remove one of each",
         )
-    for part in sorted(set(listing.parts)):
-        within = [[row for row in rows if row[-1] == part] for rows in same]
+    tested = sorted(
+        {*listing.parts} - {"train"}, reverse=True
+    )  # a query may be copied in the gallery
+    for parts in (tested, ["train"]):
+        within = [[row for row in rows if row[-1] in parts] for rows in same]
         if copied := [rows for rows in within if len(rows) > 1]:
+            there = f"part{'s' * (len(parts) > 1)} {' and '.join(parts)}"
+            count, both = sum(map(len, copied)), ""
+            if found := [rows for rows in copied if len({part for *_, part in rows}) > 1]:
+                queries = sum(part == "query" for rows in found for *_, part in rows)
+                both, copied = f", {queries:,} of them queries with a copy in the gallery", found
             yield (
                 "copies",
-                f"{sum(map(len, copied)):,} images of part {part} have a copy in it, such as {_example(copied)}; a "
-                "search finds the copy, whatever was learned: remove all except one",
+                f"{count:,} images of {there} have a copy in {'them' if parts[1:] else 'it'}{both}, such as "
+                f"{_example(copied)}; a search finds the copy, whatever was learned: remove all except one",
             )
     if mixed := [rows for rows in same if len({name for _, name, _ in rows}) > 1]:
         yield (

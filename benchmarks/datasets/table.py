@@ -1,37 +1,11 @@
-"""A table of one's own: a CSV or Parquet file with a row for each image; docs/datasets.md has the columns.
+"""A table of one's own: a CSV or Parquet file with a row for each image; docs/datasets.md has the columns."""
 
-OML has the first of the names that a column may have, wildlife-datasets `identity` and `bbox`.
-"""
-
-import csv
-import io
-import json
-import os
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.datasets.folder import held_out
-from benchmarks.datasets.listing import Box, DatasetError, Listing, is_usable, read_text, reading
-
-CORNERS = ("x_1", "y_1", "x_2", "y_2")
-NAMES = {
-    **{"path": ("path",), "label": ("label", "identity"), "split": ("split",)},
-    **{"query": ("is_query", "query"), "gallery": ("is_gallery", "gallery")},
-    **{name: (name,) for name in (*CORNERS, "bbox")},
-}
-"""The names that a column may have, by its meaning."""
-
-SPLITS = {"train": False, "validation": True, "val": True, "test": True}
-"""The splits, and if their rows are for testing."""
-
-FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-EMPTY = ("", "nan", "none", "null")
-"""Cells without a value, as other programs write them."""
-
-Line = tuple[str, Sequence[str]]
-"""A line's place in words, and its cells."""
+from benchmarks.datasets.listing import Box, DatasetError, Listing
+from benchmarks.datasets.table_rows import Row, read_rows
 
 
 def read(
@@ -57,12 +31,13 @@ def read(
         DatasetError: naming the file, and the line and column, of what cannot be used.
         ValueError: if test_classes or known_classes does not suit the table.
     """
-    rows = [*_rows(file)]
+    rows = [*read_rows(file)]
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
+    _check_separators(file, root, rows, paths)
     boxes = [row.box() for row in rows]
-    seen: dict[tuple[str, Box | None], _Row] = {}
+    seen: dict[tuple[str, Box | None], Row] = {}
     for row, path, box in zip(rows, paths, boxes, strict=True):
         if (first := seen.setdefault((path, box), row)) is not row:
             raise DatasetError(
@@ -95,87 +70,17 @@ def read(
     return Listing("table", root, "table", *lists, upright=True, boxes=shown, places=places)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of a table."""
-
-    file: Path
-    line: str  # its place there, in words
-    names: Mapping[str, str]  # of columns, by their meaning
-    cells: Mapping[str, str]  # their texts, by meaning
-
-    @property
-    def place(self) -> str:
-        return f"{self.file}, {self.line}"
-
-    def wrong(self, meaning: str, expected: str) -> DatasetError:
-        return DatasetError(
-            f"{self.place}, column {self.names[meaning]}: expected {expected}, got {self.cells[meaning]!r}"
-        )
-
-    def path(self, root: Path) -> str:
-        """The image's path below the root."""
-        path = Path(self.cells["path"])
-        if path.is_absolute():  # without "..", and links as they are
-            path, folder = (Path(os.path.normpath(p)) for p in (path, root.absolute()))
-            path = path.relative_to(folder) if path.is_relative_to(folder) else path
-        if not is_usable(path.as_posix()):
-            raise self.wrong("path", f"the path of an image in {root}")
-        return path.as_posix()
-
-    def label(self) -> str:
-        name = unicodedata.normalize("NFC", self.cells["label"])
-        if not is_usable(name) or name.lower() in EMPTY:
-            raise self.wrong("label", "the name of a class")
-        if (self.names["label"], name) == ("identity", "unknown"):
-            raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
-        return name
-
-    def tests(self) -> bool:
-        if (split := self.cells["split"]) not in SPLITS:
-            raise self.wrong("split", f"one of {', '.join(SPLITS)}")
-        return SPLITS[split]
-
-    def part(self) -> str:
-        """The part of a row that tests."""
-        found: dict[str, bool] = {}
-        for side in ("query", "gallery"):
-            if side in self.names:
-                if (text := self.cells[side].lower()) not in FLAGS:
-                    raise self.wrong(side, "true or false in a row that tests")
-                found[side] = FLAGS[text]
-        if not found:
-            return "test"
-        query = found.get("query", not found.get("gallery"))
-        gallery = found.get("gallery", not query)
-        if not (query or gallery):
-            raise self.wrong("gallery", "true, as this test row is no query")
-        return "test" if query and gallery else "query" if query else "gallery"
-
-    def box(self) -> Box | None:
-        """Left, top, right and bottom, in whole pixels; None if the cells are empty."""
-        names = [name for name in ("bbox", *CORNERS) if name in self.names]
-        cells = [self.cells[name] for name in names]
-        if all(cell.lower() in EMPTY for cell in cells):
-            return None
-        text, sized = ", ".join(cells), names == ["bbox"]
-        try:
-            left, top, right, bottom = json.loads(text if sized else f"[{text}]")
-            if sized:
-                right, bottom = left + right, top + bottom
-            box = round(left), round(top), round(right), round(bottom)
-            if box[0] < box[2] and box[1] < box[3] and min(right - left, bottom - top) >= 1:
-                return box
-        except (ValueError, TypeError, OverflowError, RecursionError):
-            pass
-        expected = "[left, top, width, height]" if sized else "left < right and top < bottom"
+def _check_separators(file: Path, root: Path, rows: Sequence[Row], paths: Sequence[str]) -> None:
+    """Refuse paths that Windows wrote."""
+    both = zip(rows, paths, strict=True)
+    if missing := [row for row, path in both if "\\" in path and not (root / path).exists()]:
         raise DatasetError(
-            f"{self.place}, column {', '.join(names)}: expected {expected} of at least a pixel, or nothing, got "
-            f"{text!r}"
+            f"{file}: {len(missing):,} of {len(rows):,} paths have backslashes, as Windows writes them, such as "
+            f"{missing[0].cells['path']} ({missing[0].line}); write / in their place"
         )
 
 
-def _check_sides(first: Mapping[str, _Row]) -> None:
+def _check_sides(first: Mapping[str, Row]) -> None:
     """Refuse, by the first row of each part, queries without a gallery, and rows of both beside rows of one."""
     sides = [side for side in ("query", "gallery") if side in first]
     if "test" in first and sides:
@@ -189,7 +94,7 @@ def _check_sides(first: Mapping[str, _Row]) -> None:
         )
 
 
-def _check_splits(rows: Sequence[_Row]) -> None:
+def _check_splits(rows: Sequence[Row]) -> None:
     """Refuse a third part, for which there is no use."""
     third = [row for row in rows if row.cells["split"] in ("validation", "val")]
     if third and any(row.cells["split"] == "test" for row in rows):
@@ -200,7 +105,7 @@ def _check_splits(rows: Sequence[_Row]) -> None:
         )
 
 
-def _check_unknown(rows: Sequence[_Row], classes: Sequence[str], tested: Sequence[bool]) -> None:
+def _check_unknown(rows: Sequence[Row], classes: Sequence[str], tested: Sequence[bool]) -> None:
     """Refuse test classes that train."""
     trained = {name for name, test in zip(classes, tested, strict=True) if not test}
     known = [i for i, name in enumerate(classes) if tested[i] and name in trained]
@@ -211,72 +116,3 @@ def _check_unknown(rows: Sequence[_Row], classes: Sequence[str], tested: Sequenc
             f"as {classes[known[0]]!r}; give each class one split, or, to test photographs of known classes, set "
             "data.known_classes to true"
         )
-
-
-def _rows(file: Path) -> Iterator[_Row]:
-    """The rows of a table, with the cells that have a meaning."""
-    read_rows = _parquet if file.suffix.lower() in (".parquet", ".pq") else _csv
-    with reading(file):
-        (_, header), *lines = [*read_rows(file)] or [("", [""])]
-        names = _names(file, header)
-        places = {meaning: header.index(name) for meaning, name in names.items()}
-        for line, cells in lines:
-            if len(cells) != len(header):
-                raise DatasetError(
-                    f"{file}, {line}: expected {len(header)} cells, as the first line has, got {len(cells)}"
-                )
-            yield _Row(file, line, names, {m: cells[place] for m, place in places.items()})
-
-
-def _csv(file: Path) -> Iterator[Line]:
-    csv.field_size_limit(2**31 - 1)  # outlines of animals are long
-    lines = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
-    begin = 1
-    try:
-        for cells in lines:
-            if cells:
-                yield f"line {begin}", cells
-            begin = lines.line_num + 1
-    except csv.Error as error:
-        raise DatasetError(
-            f'{file}, line {begin}: {error}; close its quotation marks, and write "" for one in a cell'
-        ) from error
-
-
-def _parquet(file: Path) -> Iterator[Line]:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DatasetError(
-            f"{file}: reading Parquet needs pyarrow; install it (pip install pyarrow), or save the table as CSV"
-        ) from error
-    known = [name for names in NAMES.values() for name in names]
-    whole = parquet.read_table(file)
-    names = [name for name in whole.column_names if name in known]
-    yield "the header", names or whole.column_names
-    columns = [whole.column(name).to_pylist() for name in names]
-    for number, cells in enumerate(zip(*columns, strict=True), start=1):
-        yield f"row {number}", ["" if cell is None else f"{cell}" for cell in cells]
-
-
-def _names(file: Path, header: Sequence[str]) -> dict[str, str]:
-    """The column of each meaning that the table has."""
-    names: dict[str, str] = {}
-    for meaning, possible in NAMES.items():
-        several = [name for name in header if name in possible]
-        if len(several) > 1:
-            raise DatasetError(
-                f"{file}: has columns {' and '.join(several)}, which mean the same; keep one"
-            )
-        if several:
-            names[meaning] = several[0]
-    corners = [name for name in CORNERS if name in names]
-    for needed in ("path", "label", *(CORNERS if corners else ())):
-        if needed not in names:
-            raise DatasetError(
-                f"{file}: expected a column {' or '.join(NAMES[needed])}, got {', '.join(header)}; the first line "
-                "names the columns, with commas between them"
-            )
-    if corners and "bbox" in names:
-        raise DatasetError(f"{file}: has boxes as bbox and as {', '.join(CORNERS)}; keep one")
-    return names

@@ -13,6 +13,9 @@ from benchmarks.datasets.remarks import remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
 
+STUDY_TRAINS = 6
+"""Classes to train on that the study photographs/own needs: two in each of its folds."""
+
 Check = tuple[str, str, str]
 """The subject, "ok" or "FAILED" (or "": neither right nor wrong), and the finding."""
 
@@ -31,6 +34,7 @@ def verify(
     found = image_digests(listing, anew=True)
     broken = [str(error) for error in found if isinstance(error, DatasetError)]
 
+    all_ = "; is data.root right?" if len(broken) == len(found) else ""
     counts = listing.counts()
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
@@ -43,7 +47,7 @@ def verify(
     checks += [
         _several_images(listing),
         _queries(listing),
-        ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
+        ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used{all_}"),
     ]
     pixels = [None if isinstance(each, DatasetError) else each.pixels for each in found]
     checks += [(subject, "", text) for subject, text in remarks(listing, pixels)]
@@ -53,13 +57,14 @@ def verify(
 
 
 def _both_uses(listing: Listing) -> list[Check]:
-    """A remark if a training, which needs two classes to train on and two to test on, lacks some."""
+    """A remark if a training or a study has too few classes to train on or to test on."""
     rows = zip(listing.parts, listing.classes, strict=True)
     uses = Counter(trains for trains, _ in {(part == "train", name) for part, name in rows})
-    if min(uses[True], uses[False]) >= 2:
+    if min(uses[True] - STUDY_TRAINS + 2, uses[False]) >= 2:
         return []
     text = (
-        f"{uses[True]:,} classes to train on, {uses[False]:,} to test on: a training needs two of each "
+        f"you have {len(set(listing.classes)):,} classes, {uses[True]:,} to train on, {uses[False]:,} to test on: "
+        f"a training needs two of each, and the study photographs/own {2 * STUDY_TRAINS}, half of them to train on "
         "(benchmarks.evaluate only those to test on)"
     )
     return [("both uses", "", text)]

@@ -18,8 +18,21 @@ class StrictLoader(yaml.SafeLoader):
     """YAML loader that refuses duplicate keys, keys that are no text, and numbers that readers of YAML disagree on.
 
     A number is in decimal digits, such as 10, 1e-5 or .inf. YAML 1.1 reads 010 as 8 and 1:30 as 90, YAML 1.2 as 10
-    and as text: such forms are refused. A date is text.
+    and as text: such forms are refused. A date is text. No tag makes another value of a text, and no mapping is
+    merged into another.
     """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.removeprefix(TAG)
+        if kind == "merge":
+            raise _error(node, "merging by << is not read; write the keys out")
+        if node.tag != OTHER_NUMBER and (kind not in READ or kind == node.tag):
+            problem = f"could not determine a constructor for the tag {node.tag!r}; leave it out"
+            raise _error(node, problem)
+        pattern = NUMBERS.get(node.tag, "")
+        if pattern and not re.fullmatch(pattern, node.value, re.ASCII):
+            self.refuse_number(node)
+        return super().construct_object(node, deep=deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -44,6 +57,7 @@ def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:
 
 
 TAG, OTHER_NUMBER = "tag:yaml.org,2002:", "!number"
+READ = ("bool", "float", "int", "map", "null", "seq", "str")
 NUMBERS = {
     f"{TAG}int": INTEGER,
     f"{TAG}float": rf"{DECIMAL}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",

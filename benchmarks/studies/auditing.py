@@ -1,6 +1,6 @@
 """Checks before a study's first run, and after its last one: was the plan written down before the tests?"""
 
-from benchmarks.building import build_datasets
+from benchmarks.building import build_datasets, count_classes
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
@@ -62,12 +62,14 @@ def fitted(study: Study) -> str | None:
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
     numbers: list[int] = []
     for row in blocks.values():
-        classes = _classes(study.first_job(row))
+        about = study.first_job(row).command.experiment.data
+        trained, every, needed = count_classes(about)
+        classes = trained if trained < 2 * data.folds else _classes(study.first_job(row))
         if row in choosing and classes < 2 * data.folds:
             raise ConfigError(
-                f"data.root: {data.root} has {classes} classes to train on, and choosing settings needs "
-                f"{2 * data.folds}, two in each of data.folds; add classes, or name fewer for the test with "
-                "-- --data.test_classes"
+                f"data.root: {data.root}: you have {every} classes, and this study needs {needed}: "
+                f"{2 * data.folds} to train on, two in each of data.folds, of which there are {classes}; add "
+                "classes, or name fewer for the test with -- --data.test_classes"
             )
         draws = range(study.file.choice.draws * (row in choosing))
         numbers += [classes, *(_classes(study.first_job(row, draw)) for draw in draws)]

@@ -1,12 +1,14 @@
 """`python -m benchmarks.datasets` checks: on complete trees, and on each kind of broken one."""
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from benchmarks.datasets import IMAGE_DATASETS, __main__
+from benchmarks.datasets import IMAGE_DATASETS, __main__, verify_command
 from tests.support.fake_trees import cub
 
 
@@ -70,12 +72,38 @@ def write_folder(root: Path, *paths: str) -> Path:
     return root
 
 
+@pytest.mark.parametrize("name", __main__.USED)
+def test_the_command_that_a_run_prints_is_understood(name, tmp_path, command):
+    """Whatever its settings are; they lead to no images."""
+    values = {
+        "root": tmp_path / "- b",
+        "table": "-t.csv",
+        "test_classes": 0.5,
+        "class_level": "last",
+    }
+    used = __main__.USED[name]
+    for known in (True, False, None):
+        data = {"dataset": name, **{key: values.get(key, known) for key in used}}
+        assert command(*shlex.split(verify_command(data))[4:])[0] == 1
+
+
+def test_of_many_files_that_cannot_be_used_some_are_named(command, tmp_path):
+    write_folder(tmp_path, *(f"{name}/{i}.png" for name in "ab" for i in range(60)))
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"")
+    status, output = command("folder", "--data.root", tmp_path)
+    assert (status, output.count("cannot be read")) == (1, 100)
+    assert output.endswith("\nand 20 more\n")
+
+
 def test_a_folder_of_ones_own_is_checked(command, tmp_path, capsys):
     write_folder(tmp_path, *(f"{name}/{i}.png" for name in ("A/a", "A/b", "C/c/d") for i in (1, 2)))
     arguments = ("folder", "--data.root", tmp_path)
     status, output = command(*arguments, "--data.test_classes", 1 / 3)
     assert status == 0
     assert table(output)["counts"] == "train 4 / 2, test 2 / 1"  # nothing published to compare with
+    uses = "you have 3 classes, 2 to train on, 1 to test on: .* two of each, and the study .* 12,"
+    assert re.match(uses, table(output)["both uses"])
     assert table(output)["classes"] == "2 classes at depth 2, 1 classes at depth 3"
     _, output = command(*arguments, "--data.class_level", 1)
     assert table(output)["classes"] == "2 classes at depth 1"

@@ -1,12 +1,13 @@
 """What a folder holds that is allowed and often a mistake is told: recurring names, parts, copies, other files."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from benchmarks.datasets import ImageSet, ImageViews, folder
+from benchmarks.datasets import ImageSet, ImageViews, folder, table
 from benchmarks.datasets.remarks import remarks
 
 VIEWS = ImageViews(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -41,6 +42,10 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     assert sorted(set(listing.classes)) == [*"abcd"]
     assert len(listing.paths) == 16 and told(root, level="last") == {}
     assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
+    write(root, "x/Train/1.png", "x/A/1.png", "test/1.png")
+    found = told(root, level="last")
+    assert found["parts"].startswith("Train, test: ") and "same names" in found
+    assert not [text for text in found.values() if "class_level" in text], "it is set"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,23 @@ def test_copies_are_counted(tmp_path: Path) -> None:
     listing = folder.read(root, tmp_path / "test.txt")
     assert ImageSet(listing, "test", views=VIEWS).copies() == 2
     assert ImageSet(listing, "train", views=VIEWS).copies() == 0
+
+
+def test_copies_between_queries_and_gallery_are_counted(tmp_path: Path) -> None:
+    """A link, a copy of the file and one of the pixels, each once."""
+    root = write(tmp_path / "r", *(f"{i}.png" for i in "abcfg"), "d.png=y", "e.png=y")
+    (root / "hard.png").hardlink_to(root / "a.png")
+    (root / "soft.png").symlink_to(root / "b.png")
+    shutil.copy(root / "c.png", root / "copy.png")
+    queries = [f"{i}.png,{label},true" for i, label in zip("abcdf", "xxyyx", strict=True)]
+    others = ("hard", "soft", "copy", "e", "g")
+    gallery = [f"{i}.png,{label},false" for i, label in zip(others, "xxyyy", strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,query", *queries, *gallery]))
+    listing = table.read(tmp_path / "t.csv", root, default=None)
+    found = dict(remarks(listing, [digests.pixels for digests in listing.digests]))
+    assert list(found) == ["copies"]
+    line = "8 images of parts query and gallery have a copy in them, 4 of them queries with a copy in the gallery, "
+    assert found["copies"].startswith(line)
 
 
 def test_files_that_are_no_images_are_counted(tmp_path: Path) -> None:

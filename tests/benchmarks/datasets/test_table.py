@@ -1,15 +1,18 @@
 """A table of one's own: what is read of it, in the words of OML and wildlife-datasets, and what is refused."""
 
+import gzip
 import re
 import shlex
 import sys
+from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import feather, parquet
 
 from benchmarks.building import build_datasets
 from benchmarks.datasets import DatasetError, DecodedImages, __main__, table, verify_command
@@ -117,32 +120,52 @@ def test_boxes_of_oml_are_what_is_seen(photographs: Path, capsys: Any) -> None:
     assert "0 of 18 cannot be used" in capsys.readouterr().out
 
 
-def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers, truth values, lists and nulls, as pyarrow gives them."""
-    columns = {
+def test_a_parquet_file_says_the_same(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers, truth values, lists and nulls; text stays text, as bytes and in a folder named like a column."""
+    columns: dict[str, Any] = {
         "path": ["a0.png", "a1.png", "b0.png", "b1.png"],
-        "label": [7, 7, 8, 8],
+        "label": [b"1", b"1", b"01", b"01"],
         "is_query": [True, False, True, False],
         "bbox": [[0.0, 0.0, 5.0, 5.0], None, None, None],
         "outline": [b"x"] * 4,
     }
-    whole = SimpleNamespace(
-        column_names=[*columns],
-        column=lambda name: SimpleNamespace(to_pylist=lambda: columns[name]),
-    )
-    parquet = SimpleNamespace(read_table=lambda file: whole)
-    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
-    file = Path("x.parquet")
-    found = table.read(file, photographs, default=None)
+    (folder := tmp_path / "label=7").mkdir()
+
+    def read_columns() -> Any:
+        parquet.write_table(pyarrow.table(columns), file := folder / "x.pq")
+        return table.read(file, photographs, default=None)
+
+    assert read_columns().classes == ["1", "1", "01", "01"]
+    columns["label"] = [7, 7, 8, 8]
+    found = read_columns()
     assert found.classes == ["7", "7", "8", "8"]
     assert found.parts == ["query", "gallery"] * 2
     assert found.boxes == [(0, 0, 5, 5), None, None, None]
     columns["label"][2] = None
-    with pytest.raises(DatasetError, match=r"x.parquet, row 3, column label: expected the name"):
-        table.read(file, photographs, default=None)
+    with pytest.raises(DatasetError, match=r"x.pq, row 3, column label: expected the name"):
+        read_columns()
+    parts = {"path": columns["path"], "label": ["1", "01", "001", "2"]}
+    parquet.write_to_dataset(pyarrow.table(parts), tmp_path / "d.pq", partition_cols=["label"])
+    with pytest.raises(DatasetError, match=r"d.pq: is a folder, .* labels such as 01 to 1; save"):
+        table.read(tmp_path / "d.pq", photographs)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DatasetError, match=r"x.parquet: reading Parquet needs pyarrow; install it"):
-        table.read(file, photographs)
+    with pytest.raises(DatasetError, match=r"x.pq: reading Parquet needs pyarrow; install it"):
+        table.read(folder / "x.pq", photographs)
+
+
+def test_a_box_of_a_pixel_is_one_wherever_it_begins(photographs: Path) -> None:
+    boxes = [[0.5, 1.5, 1, 1], [4.1, 0.3, 1, 1.2], [1.5, 2.5, 2, 1.5]]
+    lines = [*(f'a{j}.png,a,"{box}"' for j, box in enumerate(boxes)), *rows("b", ",")]
+    found = read(photographs, "path,label,bbox", *lines).boxes
+    assert found[:3] == [(1, 2, 2, 3), (4, 0, 5, 2), (2, 3, 4, 4)]
+
+
+def test_a_blank_behind_a_comma_is_no_part_of_a_cell(photographs: Path) -> None:
+    lines = ("path, label ,split", "a0.png, a, train", 'a1.png, "a",train', "b0.png,b, test")
+    found = read(photographs, *lines, "b1.png,b,test")
+    assert found.paths[0] == "a0.png" and found.classes == ["a", "a", "b", "b"]
 
 
 # --------------------------------------------------------------------------------- what is refused
@@ -179,6 +202,18 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         ("path,label", "a0.png,a,b", ", line 5: expected 2 cells, as the first line has, got 3"),
         ("path,label", "../a0.png,a", ", line 5, column path: expected the path of an image in "),
         ("path,label", "/etc/a0.png,a", ", line 5, column path: expected the path of an image in "),
+        (
+            "path,label",
+            'a0.png," b"',
+            ", line 5, column label: expected no blank at either end, got",
+        ),
+        ("path,label", "a0.png ,b", ", line 5, column path: expected no blank at either end, got"),
+        (
+            "path,label",
+            r"c\a0.png,a",
+            ": 1 of 4 paths have backslashes, as Windows writes them, such",
+        ),
+        ("path,label,bbox", 'a0.png,a,"[true, 2, 3, 4]"', BOX),
         ("path,label", "a0.png,NaN", ", line 5, column label: expected the name of a class"),
         ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a known indiv"),
         (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),
@@ -222,9 +257,10 @@ def test_known_classes_are_tested_where_the_user_says_so(photographs: Path) -> N
     assert (test.class_names, len(test)) == (["a", "b", "c", "d"], 6)
     assert not {train.name(i) for i in range(6)} & {test.name(i) for i in range(6)}
     data = Data(dataset="table", root=photographs, table=file, known_classes=True)
-    words = shlex.split(verify_command(vars(data)))
-    assert words[:3] == ["python", "-m", "benchmarks.datasets"]
-    assert __main__.main(words[3:]) == 0
+    for about in (vars(data), {**vars(data), "test_classes": None, "known_classes": True}):
+        words = shlex.split(verify_command(about))
+        assert words[:3] == ["python", "-m", "benchmarks.datasets"]
+        assert __main__.main(words[3:]) == 0
 
 
 def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
@@ -243,11 +279,13 @@ def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
 
 
 def test_a_training_needs_classes_of_both_uses(photographs: Path, capsys: Any) -> None:
-    file = write(photographs, SPLIT, *rows("ab", ",train"), *rows("c", ",test"))
+    write(photographs, SPLIT, *rows("ab", ",train"), *rows("c", ",test"))
     assert verify(photographs) == 0
-    line = r"\nboth uses .*2 classes to train on, 1 to test on: a training needs two of each"
+    line = r"\nboth uses .*you have 3 classes, 2 to train on, 1 to test on: a training needs two of each"
     assert re.search(line, capsys.readouterr().out)
-    with pytest.raises(ConfigError, match=f"data.table: {file}: all images to test on are of one"):
+    with pytest.raises(
+        ConfigError, match="you have 3 classes, and all images to test on are of one"
+    ):
         built(photographs)
 
 
@@ -278,3 +316,9 @@ def test_a_table_that_cannot_be_read(photographs: Path) -> None:
     ):
         with pytest.raises(DatasetError, match=f"{file}: {line}"):
             read(photographs, *lines)
+    text = "\n".join(["path,label", *rows("ab")]).encode()
+    feather.write_feather(pyarrow.table({"path": ["a0.png"]}), arrow := BytesIO())
+    for content in (gzip.compress(text), b"PK\3\4\0\0" + text, arrow.getvalue()):
+        file.write_bytes(content)
+        with pytest.raises(DatasetError, match="; save the table as CSV in UTF-8, or as Parquet"):
+            table.read(file, photographs)

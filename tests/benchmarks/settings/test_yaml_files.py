@@ -24,7 +24,8 @@ def test_what_is_written_reads_back():
 
 @pytest.mark.parametrize("number", OTHER_NUMBERS)
 def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number):
-    for text in (number, f"a: [{{b: {number}}}]", f"{{{number}: 1}}"):
+    tagged = (f"!!int '{number}'", f"!!float {number}")
+    for text in (number, f"a: [{{b: {number}}}]", f"{{{number}: 1}}", *tagged):
         with pytest.raises(ValueError, match=f"decimal digits, got {re.escape(number)}"):
             load_yaml(text)
     with pytest.raises(argparse.ArgumentTypeError):
@@ -47,6 +48,19 @@ def test_no_way_leads_such_a_number_past_the_reader(argument, tmp_path):
         argument = f"--config={tmp_path / 'c.yaml'}"
     with pytest.raises(ConfigError, match="010"):
         parse([argument])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  d: 2", "merging by << is not read; write the keys out"),
+        ("a: !!set {b}", "the tag 'tag:yaml.org,2002:set'; leave it out"),
+        ("a: !!timestamp 2024-01-01", "the tag 'tag:yaml.org,2002:timestamp'; leave it out"),
+    ],
+)
+def test_what_would_make_another_value_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        load_yaml(text)
 
 
 @pytest.mark.parametrize("key", ["no", "1.5"])

@@ -117,7 +117,7 @@ def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys, monkey
 def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
     change(**CHOOSING)
     assert command("--data.root=a") == 2
-    assert "data.root: a has 2 classes to train on, and choosing settings needs 8" in (
+    assert "data.root: a: you have 4 classes, and this study needs 16: 8 to train on, two in" in (
         capsys.readouterr().err
     )
     assert not Path("runs").exists()

@@ -1,0 +1,211 @@
+"""The rows of a table: what is read of a CSV or Parquet file, where text stays text.
+
+OML has the first of the names that a column may have, wildlife-datasets `identity` and `bbox`.
+"""
+
+import csv
+import io
+import json
+import os
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.datasets.listing import Box, DatasetError, is_usable, read_text, reading
+
+CORNERS = ("x_1", "y_1", "x_2", "y_2")
+NAMES = {
+    **{"path": ("path",), "label": ("label", "identity"), "split": ("split",)},
+    **{"query": ("is_query", "query"), "gallery": ("is_gallery", "gallery")},
+    **{name: (name,) for name in (*CORNERS, "bbox")},
+}
+"""The names that a column may have, by its meaning."""
+
+SPLITS = {"train": False, "validation": True, "val": True, "test": True}
+"""The splits, and if their rows are for testing."""
+
+FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+EMPTY = ("", "nan", "none", "null")
+"""Cells without a value, as other programs write them."""
+
+Line = tuple[str, Sequence[str]]
+"""A line's place in words, and its cells."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table."""
+
+    file: Path
+    line: str  # its place there, in words
+    names: Mapping[str, str]  # of columns, by their meaning
+    cells: Mapping[str, str]  # their texts, by meaning
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}, {self.line}"
+
+    def wrong(self, meaning: str, expected: str) -> DatasetError:
+        return DatasetError(
+            f"{self.place}, column {self.names[meaning]}: expected {expected}, got {self.cells[meaning]!r}"
+        )
+
+    def path(self, root: Path) -> str:
+        """The image's path below the root."""
+        path = Path(self.cells["path"])
+        if path.is_absolute():  # without "..", and links as they are
+            path, folder = (Path(os.path.normpath(p)) for p in (path, root.absolute()))
+            path = path.relative_to(folder) if path.is_relative_to(folder) else path
+        if not is_usable(path.as_posix()):
+            raise self.wrong("path", f"the path of an image in {root}")
+        self._check_ends("path")
+        return path.as_posix()
+
+    def label(self) -> str:
+        self._check_ends("label")
+        name = unicodedata.normalize("NFC", self.cells["label"])
+        if not is_usable(name) or name.lower() in EMPTY:
+            raise self.wrong("label", "the name of a class")
+        if (self.names["label"], name) == ("identity", "unknown"):
+            raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
+        return name
+
+    def _check_ends(self, meaning: str) -> None:
+        """Refuse a blank that nobody sees, and that makes another name."""
+        if self.cells[meaning] != self.cells[meaning].strip():
+            raise self.wrong(meaning, "no blank at either end")
+
+    def tests(self) -> bool:
+        if (split := self.cells["split"]) not in SPLITS:
+            raise self.wrong("split", f"one of {', '.join(SPLITS)}")
+        return SPLITS[split]
+
+    def part(self) -> str:
+        """The part of a row that tests."""
+        found: dict[str, bool] = {}
+        for side in ("query", "gallery"):
+            if side in self.names:
+                if (text := self.cells[side].lower()) not in FLAGS:
+                    raise self.wrong(side, "true or false in a row that tests")
+                found[side] = FLAGS[text]
+        if not found:
+            return "test"
+        query = found.get("query", not found.get("gallery"))
+        gallery = found.get("gallery", not query)
+        if not (query or gallery):
+            raise self.wrong("gallery", "true, as this test row is no query")
+        return "test" if query and gallery else "query" if query else "gallery"
+
+    def box(self) -> Box | None:
+        """Left, top, right and bottom, in whole pixels; None if the cells are empty."""
+        names = [name for name in ("bbox", *CORNERS) if name in self.names]
+        cells = [self.cells[name] for name in names]
+        if all(cell.lower() in EMPTY for cell in cells):
+            return None
+        text, sized = ", ".join(cells), names == ["bbox"]
+        try:
+            numbers = json.loads(text if sized else f"[{text}]")
+            left, top, right, bottom = numbers
+            sides = (right, bottom) if sized else (right - left, bottom - top)
+            if sized:
+                right, bottom = left + right, top + bottom
+            # Halves go up, so that a side of a pixel stays one.
+            box = floor(left + 0.5), floor(top + 0.5), floor(right + 0.5), floor(bottom + 0.5)
+            fits = min(sides) > 1 - 1e-6 and box[0] < box[2] and box[1] < box[3]
+            if fits and bool not in map(type, numbers):
+                return box
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            pass
+        expected = "[left, top, width, height]" if sized else "left < right and top < bottom"
+        raise DatasetError(
+            f"{self.place}, column {', '.join(names)}: expected {expected} of at least a pixel, or nothing, got "
+            f"{text!r}"
+        )
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    """The rows of a table, with the cells that have a meaning."""
+    if file.is_dir():
+        raise DatasetError(
+            f"{file}: is a folder, whose folders' names would change labels such as 01 to 1; save the table as one "
+            "file, CSV in UTF-8 or Parquet"
+        )
+    with reading(file):
+        with file.open("rb") as start:
+            lines_of = _parquet if start.read(4) == b"PAR1" else _csv
+        (_, header), *lines = [*lines_of(file)] or [("", [""])]
+        header = [name.strip() for name in header]
+        names = _names(file, header)
+        places = {meaning: header.index(name) for meaning, name in names.items()}
+        for line, cells in lines:
+            if len(cells) != len(header):
+                raise DatasetError(
+                    f"{file}, {line}: expected {len(header)} cells, as the first line has, got {len(cells)}"
+                )
+            yield Row(file, line, names, {m: cells[place] for m, place in places.items()})
+
+
+def _csv(file: Path) -> Iterator[Line]:
+    csv.field_size_limit(2**31 - 1)  # outlines of animals are long
+    text = read_text(file, "save the table as CSV in UTF-8, or as Parquet")
+    # A blank behind a comma is none of a label or a path.
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    begin = 1
+    try:
+        for cells in lines:
+            if cells:
+                yield f"line {begin}", cells
+            begin = lines.line_num + 1
+    except csv.Error as error:
+        raise DatasetError(
+            f'{file}, line {begin}: {error}; close its quotation marks, and write "" for one in a cell'
+        ) from error
+
+
+def _parquet(file: Path) -> Iterator[Line]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DatasetError(
+            f"{file}: reading Parquet needs pyarrow; install it (pip install pyarrow), or save the table as CSV"
+        ) from error
+    known = [name for names in NAMES.values() for name in names]
+    whole = parquet.ParquetFile(file)  # which makes no columns of folders' names
+    names = [name for name in whole.schema_arrow.names if name in known]
+    yield "the header", names or whole.schema_arrow.names
+    columns = [column.to_pylist() for column in whole.read(columns=[*set(names)]).select(names)]
+    for number, cells in enumerate(zip(*columns, strict=True), start=1):
+        yield f"row {number}", [_text(cell) for cell in cells]
+
+
+def _text(cell: Any) -> str:
+    """A cell of a Parquet file as CSV has it."""
+    if isinstance(cell, bytes):
+        return cell.decode()
+    return "" if cell is None else f"{cell}"
+
+
+def _names(file: Path, header: Sequence[str]) -> dict[str, str]:
+    """The column of each meaning that the table has."""
+    names: dict[str, str] = {}
+    for meaning, possible in NAMES.items():
+        several = [name for name in header if name in possible]
+        if len(several) > 1:
+            raise DatasetError(
+                f"{file}: has columns {' and '.join(several)}, which mean the same; keep one"
+            )
+        if several:
+            names[meaning] = several[0]
+    corners = [name for name in CORNERS if name in names]
+    for needed in ("path", "label", *(CORNERS if corners else ())):
+        if needed not in names:
+            raise DatasetError(
+                f"{file}: expected a column {' or '.join(NAMES[needed])}, got {', '.join(header)}; the first line "
+                "names the columns, with commas between them"
+            )
+    if corners and "bbox" in names:
+        raise DatasetError(f"{file}: has boxes as bbox and as {', '.join(CORNERS)}; keep one")
+    return names
