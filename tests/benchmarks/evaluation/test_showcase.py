@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, save_showcase
+from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, neighbours, save_showcase
 from benchmarks.evaluation.tester import Measured, rank
 
 
@@ -37,6 +37,12 @@ def ranked(data: Images, embeddings: Tensor, query: int) -> list[int]:
     distances = (unit - unit[query]).norm(dim=1)
     gallery = torch.ones(len(data)) if data.is_query is None else ~data.is_query
     return [i for i in distances.argsort().tolist() if gallery[i] and i != query]
+
+
+def test_among_more_copies_than_neighbours_the_first_ones_are_shown():
+    """Also of an image that does not stand in its own ranking."""
+    near = neighbours(torch.ones(12, 2), 3, torch.tensor([11, 1]), None)
+    assert near.tolist() == [[0, 1, 2], [0, 2, 3]]
 
 
 @pytest.mark.parametrize("gallery", [False, True])

@@ -286,10 +286,12 @@ def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
 def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
     """Labels are neither hidden, nor mathematics, nor HTML."""
     table = {"step": [0, 1], "loss": [1.0, 1.0]}
-    labels = ["a", "_base $x$, <b> \x1b", *"cdefgh"]
+    fits, folded = f"{'g' * 19} {'g' * 20}", f"{'h' * 20} {'h' * 20}"
+    labels = ["a", "_base $x$, <b> \x1b", *"cdef", fits, folded]
     tables = {label: [{} if label in "ac" else table] for label in labels}
     svg = curves_svg(tables, {"t": "loss"}, singles=True)
     assert "_base $x$, &lt;b&gt; \\x1b</text>" in svg
+    assert f">{fits}</text>" in svg and f">{'h' * 20}</text>" in svg
     look = r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)"
     looks = re.findall(look, svg)
     colours = [COLOURS[i].lower() for i in (1, 3, 4, 5, 0, 1)]

@@ -153,6 +153,7 @@ def test_stale_runs_are_reported_or_moved_aside(started, capsys):
 
     folder.with_name(f"{folder.name}.stale-1").mkdir()
     assert main(["toy/table1/quick", "--redo-stale"]) == 0
+    assert f"the stale run is now {folder}.stale-2" in capsys.readouterr().out
     assert (folder / "run.json").read_bytes() != before
     assert (folder.with_name(f"{folder.name}.stale-2") / "run.json").read_bytes() == before
 
