@@ -1,5 +1,6 @@
 """Reads a network's features, and HORDE's descriptor, while its images are embedded."""
 
+from math import nan
 from typing import Self
 
 import torch
@@ -85,5 +86,7 @@ def class_cosines(features: Tensor, labels: Tensor) -> tuple[float, float]:
     within, all_pairs = sums.square().sum(), sums.sum(dim=0).square().sum()
     same = int((counts * (counts - 1)).sum())
     others = len(x) ** 2 - int((counts**2).sum())
-    cosines = (within - len(x)) / same, (all_pairs - within) / others
-    return float(cosines[0]), float(cosines[1])
+    # Rounding makes the sum over no pairs another number than 0, and a division by 0 infinite.
+    totals = ((within - len(x)).item(), same), ((all_pairs - within).item(), others)
+    of_one, of_two = (total / pairs if pairs else nan for total, pairs in totals)
+    return of_one, of_two

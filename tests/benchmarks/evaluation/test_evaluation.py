@@ -142,6 +142,9 @@ def test_mean_cosines_of_one_class_and_of_two():
     same = labels[:, None] == labels
     expected = [cosines[same & ~torch.eye(9).bool()].mean(), cosines[~same].mean()]
     assert class_cosines(features, labels) == pytest.approx([float(x) for x in expected], rel=1e-9)
+    alone, _ = class_cosines(features, torch.arange(9))
+    _, other = class_cosines(features, torch.zeros(9))
+    assert np.isnan([alone, other]).all(), "there are no such pairs"
 
 
 def test_workers_leave_the_global_random_state_alone(accelerator):
