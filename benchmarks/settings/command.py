@@ -17,6 +17,7 @@ import jsonargparse
 from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.labels import label_of
 from benchmarks.settings.ranges import NonNegativeInt, Seed
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
@@ -55,8 +56,9 @@ class Command:
 def parse(argv: Sequence[str]) -> Command:
     """Read the recipe, then `--config` files in their order, then options; later sources override earlier ones.
 
-    Without a recipe, files and options change `DEFAULT_RECIPE`. Modules that the command line trusts are trusted
-    from now on.
+    Without a recipe, files and options change `DEFAULT_RECIPE`. A label holds for the losses and the miner of its
+    source and of those before it: others are named after their classes. Modules that the command line trusts are
+    trusted from now on.
 
     Raises:
         ConfigError: unless the settings describe a complete, known and consistent experiment.
@@ -78,6 +80,10 @@ def parse(argv: Sequence[str]) -> Command:
         if name in GROUPS:
             _check_texts(name, value)
     stages, settings, config = _settings(parser, layers, options)
+    named = stages[max(number for number, layer in enumerate(layers, 1) if "label" in layer)]
+    is_given = any(re.match("--label(=|$)", option) for option in options)
+    if not is_given and any(named[part] != settings[part] for part in ("losses", "miner")):
+        settings.label = config["label"] = label_of(settings.losses, settings.miner)
     experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem

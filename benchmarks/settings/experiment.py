@@ -206,7 +206,8 @@ class Experiment:
 
     Args:
         losses: Terms of the objective, added up.
-        label: Name of the method in tables.
+        label: Name of the method in tables; default: the recipe's, or the classes' names if losses or miner are not
+            the recipe's.
         output: Run folder; default: runs/RECIPE-seedN, or runs/DATASET-TRUNK-LABEL-seedN if one of these three is
             not the recipe's.
         seed: Of the initial weights, the batches and the augmentation, and of classes that are drawn.

@@ -254,6 +254,9 @@ class Study:
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
             described = [f"--{group}={json.dumps(whole[group])}" for group in sorted(groups)]
             arguments = [*described, *arguments]
+        changes = re.compile("--(losses|miner)")  # of a row, which keeps the name of its recipe
+        if any(map(changes.match, arguments)) and not any(map(changes.match, self.settings)):
+            arguments = [f"--label={self._recipe(about.recipe)['label']}", *arguments]
         report = "neighbours" if draw is None and not use else "false"
         arguments = [f"--report={report}", *arguments, *self.settings, *use]
         jobs = plan([about.recipe], seeds, runs, arguments)

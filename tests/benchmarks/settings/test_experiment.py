@@ -162,9 +162,14 @@ def test_layers_override_each_other(empty):
         (["--data={dataset: folder, root: p/shop}", "--label=mine"], "shop-test_resnet-mine"),
         (["--label=mine + ../HORDE"], "glyphs-test_resnet-mine-..-HORDE"),
         (["--config=own.yaml"], "own"),
+        ([loss(HORDE, loss=spec(CONTRASTIVE))], "glyphs-test_resnet-HORDELoss-ContrastiveLoss"),
+        (["--miner={class_path: a.M}"], "glyphs-test_resnet-BinomialDevianceLoss-M"),
+        (["--config=own.yaml", loss(CONTRASTIVE)], "glyphs-resnet18-ContrastiveLoss"),
+        ([loss(CONTRASTIVE), "--label", "mine"], "glyphs-test_resnet-mine"),
     ],
 )
 def test_the_folder_is_named_after_what_is_run(argv, name, empty):
+    """A label holds for the losses and the miner that it was given with."""
     (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
     assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
 

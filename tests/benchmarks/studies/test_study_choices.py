@@ -27,6 +27,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     def train(jobs: list[Job]) -> None:
         queues.append(sorted(map(about, jobs)))
         for job in jobs:
+            assert job.config["label"] == about(job)[0], "a tuned loss keeps its recipe's name"
             finish(job, quality(job))
 
     trained_by(train)
