@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.datasets import queries_text, verify_command
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.identification import identified
+from benchmarks.reporting.names import START, UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import (
     Metrics,
     Rows,
@@ -16,23 +17,13 @@ from benchmarks.reporting.paired import (
 )
 from benchmarks.reporting.rows import Group, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
+from benchmarks.reporting.untrained import best_untrained
 from benchmarks.reporting.verification import verified
-
-NAMES = {
-    "mean_average_precision_at_r": "MAP@R",
-    "r_precision": "R-precision",
-    "ideal_joint_error": "ideal joint error",
-    "h_divergence": "H-divergence",
-}
 
 DESCRIPTOR = (
     "† the test-time descriptor of the same training: the embeddings of all orders concatenated, "
     "reduced by PCA."
 )
-
-
-START = "before training"
-"""Row of the baseline's network at its start."""
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
@@ -64,16 +55,22 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
             )
         rows[name], beside[name] = found, {"seeds": seeds}
 
+    untrained: Rows = {}  # of the baseline
     for label, group in groups.items():
         lost = [run.seed for run in group.diverged]
         for output, found in group.outputs.items():
-            if output != "parts":  # galleries of a part of the images: not comparable
-                add(row_name(label, output), found, count_of_seeds(len(found), lost), label)
-    sizes, result = {len(found) for found in rows.values()}, _result(rows, baseline)
-    starts = {run.seed: run.info.get("before_training") for run in groups[baseline].runs}
+            name = row_name(label, output, group.first["config"])
+            if output.startswith(UNTRAINED):
+                untrained |= {name: found} if label == baseline else {}
+            elif output != "parts":  # galleries of a part of the images: not comparable
+                add(name, found, count_of_seeds(len(found), lost), label)
+    sizes, result = {len(found) for found in rows.values()}, _result(rows, baseline, groups)
+    starts = {run.seed: run.info.get(START) for run in groups[baseline].runs}
     start = {seed: metrics for seed, metrics in starts.items() if metrics}
     if start:
-        add(START, start, f"{len(start)}")
+        untrained[row_name(baseline, START)] = start
+    for name, found in untrained.items():
+        add(name, found, f"{len(found)}")
     told = {
         "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
         "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
@@ -159,8 +156,8 @@ def compared(
     return [Table(header, means), *below]
 
 
-def _result(rows: Rows, baseline: str) -> str:
-    """The result in one sentence, by the first metric."""
+def _result(rows: Rows, baseline: str, groups: Mapping[str, Group]) -> str:
+    """The result in a sentence, by the first metric, and what trainings lost against the untrained network."""
     reference = rows[baseline]
     key = next(key for metrics in reference.values() for key in metrics)
     name, said = metric_name(key), []
@@ -172,20 +169,16 @@ def _result(rows: Rows, baseline: str) -> str:
             verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
             pairs = "one seed" if len(values) == 1 else f"{len(values)} pairs of seeds"
             said.append(f"{found.percent('+')} points for {label} ({pairs}: {verdict})")
+    if groups[baseline].first["data"]["split"] == "all":
+        name += " on the classes of the training"
+    result = f"{name} of {baseline}: {percent(values_of(reference, key))} %"
     if said:
-        return f"{name} compared with {baseline}: {'; '.join(said)}."
-    return f"{name} of {baseline}: {percent(values_of(reference, key))} %."
-
-
-def metric_name(metric: str) -> str:
-    """E.g. "seen Recall@1" for "seen_recall_at_1"."""
-    return NAMES.get(metric, metric.replace("recall_at_", "Recall@").replace("_", " "))
-
-
-def row_name(label: str, output: str) -> str:
-    """A method's row of a tested output: "HORDE †" for the descriptor, "HORDE, order 2" for an order."""
-    suffixes = {"embedding": "", "descriptor": " †"}
-    return label + suffixes.get(output, f", {output.replace('_', ' ')}")
+        result = f"{name} compared with {baseline}: {'; '.join(said)}"
+    for label, group in groups.items():
+        best = best_untrained(*(run.info for run in group.runs), metric=key)
+        if lost := best and best.told(key):
+            result += f"; {lost}" if len(groups) == 1 else f". {label}: {lost}"
+    return f"{result}."
 
 
 def _heading(groups: Mapping[str, Group]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.building import resolved
 from benchmarks.console import printable
 from benchmarks.records import Run, has_diverged, load_run
-from benchmarks.reporting.comparison import DESCRIPTOR, metric_name, row_name
+from benchmarks.reporting.comparison import DESCRIPTOR
+from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import Group, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from benchmarks.datasets import queries_text
-from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
 

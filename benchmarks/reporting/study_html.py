@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from benchmarks.reporting.comparison import metric_name, row_name
+from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.study_answer import advice, cost
 from benchmarks.reporting.study_page import Tried, study_content, verdict

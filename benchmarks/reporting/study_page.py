@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named

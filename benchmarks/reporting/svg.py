@@ -11,8 +11,8 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks.console import printable
-from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.curves import COLOURS, COSINES, RANKS, RECALLS, curves_svg
+from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,

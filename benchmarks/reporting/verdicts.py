@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
 from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
 

@@ -271,7 +271,7 @@ class Experiment:
         yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), not_random))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
-        if re.search(r"^before training$|†\s*$|, order \d+\s*$", self.label):
+        if re.search(r"^before training$|^untrained trunk|†\s*$|, order \d+\s*$", self.label):
             yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"

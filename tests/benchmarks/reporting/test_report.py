@@ -85,10 +85,10 @@ def test_rows_and_columns_are_what_was_measured(make):
 
 
 def test_the_start_of_the_baseline_is_a_row(make):
-    """It is not compared as a method."""
+    """It is not compared as a method; what a training lost against it is told of each."""
     folders = [
         make(label, seed, recall, before_training=metrics(start))
-        for label, recall in (("A", 0.4), ("B", 0.5))
+        for label, recall in (("A", 0.4), ("B", 0.65))
         for seed, start in enumerate((0.6, 0.7))
     ]
     folders.append(make("C", 0, 0.4, before_training=metrics(0.1)))
@@ -99,6 +99,36 @@ def test_the_start_of_the_baseline_is_a_row(make):
     below = table(text, 1)
     assert [row["method"] for row in below] == ["B", "before training"]
     assert below[1]["Recall@1"].startswith("+25.00")
+    assert "A: training lost 25.00 points against the untrained network (65.00 %)." in text
+    assert text.count("training lost") == 1, "not of B, as good, and C, better"
+
+
+def test_a_headline_says_what_training_lost_against_the_best_untrained_network(make):
+    """The best one by MAP@R, which the start may not be; older records have no untrained outputs."""
+
+    def only(recall: float, precision: float) -> dict[str, float]:
+        return {"recall_at_1": recall, "mean_average_precision_at_r": precision}
+
+    tested = {"untrained_features": only(0.9, 0.3), "untrained_whitened": only(0.77, 0.5)}
+    tested |= {"untrained_pca": only(0.6, 0.4), "features_pca": metrics(0.7)}
+    sizes = {"model": {"embedding_size": 128}, "evaluation": {"features": 64}}
+    base = {"before_training": only(0.8, 0.4), "outputs": tested, "config": sizes}
+    folder = make("A", 0, 0.65, **base | {"metrics": only(0.65, 0.45)})
+    assert main([str(folder)]) == 0
+    white = "untrained trunk, 128 components after within-class whitening"
+    lost = "training lost 12.00 points against the untrained network"
+    page = (folder / "report.html").read_text()
+    assert '<p class="result">Recall@1 compared with A: +5.00 points for A, 64 comp' in page
+    assert f"; {lost} ({white}: 77.00 %).</p>" in page
+    names = ["A", "A, 64 components", "untrained trunk, pooled features", white]
+    names += ["untrained trunk, 128 components", "before training"]
+    assert [row["method"] for row in table(compared(folder))] == names
+    by_map = make("B", 0, 0.8, **base | {"outputs": {}, "metrics": only(0.81, 0.3)})
+    assert "81.00 %; training lost 10.00 points of MAP@R against the" in compared(by_map)
+    less = only(0.8, 0.4), {"recall_at_1": 0.9}
+    for start in less:  # equal, and without the metric that chooses
+        run = make("C", 0, 0.8, before_training=start, metrics=less[0])
+        assert ("lost 10.00 points against" in compared(run)) == (start == less[1])
 
 
 VERIFICATION = {
