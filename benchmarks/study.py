@@ -18,7 +18,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,9 +104,9 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
         return 2 if options.page_only else 1
-    recommended = reporting.recommended(file, findings, found)
+    choice = reporting.choose(file, findings, found)
     if options.finish and status == 0:
-        status = _finish(options, study, recommended)
+        status = _finish(options, study, choice.row)
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
@@ -124,13 +124,13 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     replace_file(output, page.encode())
     for name, content in drawn.items():
         replace_file(output.with_name(figures[name]), content)
-    steps = _next_steps(study, options, recommended, command)
+    steps = _next_steps(study, options, choice.row, command)
     if published:
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:
         shown = output.with_suffix(".html")
-        labels, neighbours = study.labels(), _neighbours(study, findings, found)
-        known = reporting.known_or_unknown(study.tests(recommended)[0].record() or {})
+        labels, neighbours = study.labels(), _neighbours(study, choice)
+        known = reporting.known_or_unknown(study.tests(choice.row)[0].record() or {})
         html = reporting.study_html(
             *measured,
             figures=drawn,
@@ -148,14 +148,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     return status
 
 
-def _neighbours(
-    study: "studies.Study", findings: Sequence[Any], found: Mapping[str, Mapping[int, Any]]
-) -> str:
+def _neighbours(study: "studies.Study", choice: "reporting.Choice") -> str:
     """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
-    if (finding := reporting.deciding(study.file, findings, found)) is None:
+    if choice.finding is None:
         return ""
-    recommended, labels = reporting.recommended(study.file, findings, found), study.labels()
-    rows = sorted(finding.comparison.rows(), key=lambda row: row != recommended)
+    labels = study.labels()
+    rows = sorted(choice.finding.comparison.rows(), key=lambda row: row != choice.row)
     jobs = {labels[row]: study.tests(row)[0] for row in rows}
     job = jobs[labels[rows[0]]]
     data = job.command.experiment.data

@@ -9,14 +9,15 @@ from .folds import (
     read_method as read_method,
 )
 from .identification import known_or_unknown as known_or_unknown
+from .names import UNTRAINED as UNTRAINED
 from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
 from .rows import differing_settings as differing_settings
 from .study_answer import (
     MANY as MANY,
+    Choice as Choice,
     advice as advice,
-    deciding as deciding,
-    recommended as recommended,
+    choose as choose,
 )
 from .study_html import study_html as study_html
 from .study_page import (

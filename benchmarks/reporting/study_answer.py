@@ -1,11 +1,13 @@
 """The first sentences of a study's pages: which method helps, by how much, and what it costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.datasets import queries_text
 from benchmarks.reporting.names import metric_name
+from benchmarks.reporting.untrained import Untrained, best_untrained
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
 
@@ -32,26 +34,46 @@ def _measured(findings: Sequence[Finding]) -> list[Finding]:
     return [f for f in findings if f.comparison.family == MAIN and f.tested]
 
 
-def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
-    """The row to use: the best of those that are shown to help, or else of the losses alone."""
-    main = _measured(findings) or findings
-    gains = {f.comparison.rows()[0]: f.difference.mean for f in main if f.is_gain}
-    rows = list(gains) or [f.comparison.rows()[1] for f in main]
-    if gains and study.has_blocks():  # the means of different test sets cannot be compared
-        return max(gains, key=gains.__getitem__)
-    return max(rows, key=lambda row: _mean(results[row], study.primary))
+@dataclass(frozen=True)
+class Choice:
+    """What a study recommends. Whatever names, marks or pictures the best network asks for it here."""
+
+    row: str
+    finding: Finding | None  # the comparison behind it; None if no main one has a result
+    untrained: Untrained | None  # what the row's networks were before training, at best
+
+    def stars(self, finding: Finding) -> list[bool]:
+        """For each side of a comparison, True if it is the recommended row in the comparison behind it."""
+        behind = (
+            self.finding is not None and self.finding.comparison.name == finding.comparison.name
+        )
+        return [behind and row == self.row for row in finding.comparison.rows()]
 
 
-def deciding(study: StudyFile, findings: Sequence[Finding], results: Results) -> Finding | None:
-    """The comparison behind the recommended row; if that is a plain loss, the best method's with it.
+def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> Choice:
+    """The best row of those that are shown to help, or else of the losses alone, beside what comes nearest to it.
 
-    None if no main comparison has a result.
+    That is the loss that the row gains most over, or the method that could gain most over the loss.
     """
-    row = recommended(study, findings, results)
     main = _measured(findings)
-    near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
-    near = near or [f for f in main if f.comparison.rows()[1] == row] or main
-    return max(near, key=lambda f: f.difference.mean, default=None)
+    gains = {f.comparison.rows()[0]: f.difference.mean for f in main if f.is_gain}
+    rows = list(gains) or [f.comparison.rows()[1] for f in main or findings]
+    if gains and study.has_blocks():  # the means of different test sets cannot be compared
+        row = max(gains, key=gains.__getitem__)
+    else:
+        row = max(rows, key=lambda row: _mean(results[row], study.primary))
+    untrained = best_untrained(*results[row].values(), metric=study.primary)
+    if gains:
+        near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
+        return Choice(row, max(near, key=lambda f: f.difference.mean), untrained)
+    near = [f for f in main if f.comparison.rows()[1] == row]
+    return Choice(row, max(near, key=_most, default=None), untrained)
+
+
+def _most(finding: Finding) -> float:
+    """The largest gain that its interval allows, or its mean."""
+    tested = finding.difference
+    return tested.limits()[1] if tested.has_interval else tested.mean
 
 
 def advice(
@@ -62,10 +84,13 @@ def advice(
     Args:
         labels: The names of the rows' methods.
     """
-    finding, row = deciding(study, findings, results), recommended(study, findings, results)
-    if finding is None or finding.tested is None:
+    choice = choose(study, findings, results)
+    if choice.finding is None:
         return ["Nothing is decided yet: no main comparison has a result."]
-    comparison, tested, label = finding.comparison, finding.tested, labels[row]
+    row, finding = choice.row, choice.finding
+    comparison, tested, label = finding.comparison, finding.difference, labels[row]
+    lost = _lost(study, choice, results, label, digits=1)
+    train = "If you train all the same, do so with" if lost else "Train with"
     better, than = comparison.rows()
     metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
     main = _measured(findings)
@@ -77,7 +102,7 @@ def advice(
             times = "in about the same" if about_same else f"for {ratio:.2g} times the"
             spent = f", {times} training time"
         told = [
-            f"Train with {label}: {unseen} it is {tested.mean:.1f} points better than {labels[than]} alone, by "
+            f"{train} {label}: {unseen} it is {tested.mean:.1f} points better than {labels[than]} alone, by "
             f"{metric}{spent}."
         ]
         if tested.has_interval:
@@ -93,13 +118,6 @@ def advice(
             told.append(
                 f"The gain may be less than {points}, so that it is hardly worth a longer training."
             )
-        plain = {r: _mean(results[r], study.primary) for f in main for r in f.comparison.rows()[1:]}
-        best = max(plain, key=plain.__getitem__)
-        if plain[best] > score and not study.has_blocks():
-            told.append(
-                f"But {labels[best]} alone has {plain[best]:.1f} % here, and {label} {score:.1f} %; no test "
-                "compares these two."
-            )
     else:
         clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE, Word.AS_GOOD, Word.WORSE}
         few = not all(clear & {*f.words} for f in main)
@@ -107,29 +125,31 @@ def advice(
         if few:
             why = "there is too little data to tell if any of the methods helps"
         told = [
-            f"Train with {label} alone: {why}.",
+            f"{train} {label} alone: {why}.",
             f"{unseen[0].upper()}{unseen[1:]} its {metric_name(study.primary)} is {score:.1f} %.",
         ]
-        limits = {
-            f.comparison.rows()[0]: f.difference.limits()[1]
-            for f in main
-            if f.difference.has_interval
-        }
-        if limits:
-            most = max(limits, key=limits.__getitem__)
-            gain = "any gain"
-            if limits[most] > 0:
-                gain = f"a gain of more than {max(limits[most], 0.1):.1f} points"
+        if tested.has_interval:
+            limit, gain = tested.limits()[1], "any gain"
+            if limit > 0:
+                gain = f"a gain of more than {max(limit, 0.1):.1f} points"
             told.append(
-                f"How sure: {gain} is unlikely, even for {labels[most]}, which could gain the most (95 % "
+                f"How sure: {gain} is unlikely, even for {labels[better]}, which could gain the most over it (95 % "
                 "confidence)."
             )
         if few:
             more = ", or more trainings" * (study.seeds.count < MANY)
             told.append(f"More classes would tell{more}.")
+    means = {r: _mean(results[r], study.primary) for f in main for r in f.comparison.rows()}
+    top = max(means, key=means.__getitem__)
+    if means[top] > score and not study.has_blocks():
+        alone = "" if top in {f.comparison.rows()[0] for f in main} else " alone"
+        told.append(
+            f"But {labels[top]}{alone} has {means[top]:.1f} % here, and {label} {score:.1f} %; no test shows that "
+            "it is better."
+        )
     left_out = [text for text in asked(results[row].values()) if "," in text]
     told += [f"The test has {text}." for text in left_out]
-    return told + _before(study, comparison, results, labels)
+    return [*lost, *told, *_before(study, choice, results, label, digits=1)]
 
 
 def asked(runs: Iterable[Result]) -> list[str]:
@@ -150,7 +170,10 @@ def answer(
     gains, harms = [f for f in tested if f.is_gain], [f for f in tested if Word.HARMS in f.words]
     one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
     beside = [f for f in others if f.is_gain and f.comparison.method]
-    papers, sentences = has_papers(study), []
+    papers, sentences = has_papers(study), list[str]()
+    choice = choose(study, main, results) if main else None
+    if choice is not None:
+        sentences += _lost(study, choice, results, f"`{choice.row}`")
     if gains and papers:
         which = "The comparison" if one else f"{len(gains)} {of}"
         sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
@@ -179,14 +202,14 @@ def answer(
     if equal:
         good = sum(Word.AS_GOOD in finding.words for finding in equal)
         sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
-    if tested and not papers:
-        sentences += _before(study, (gains or tested)[0].comparison, results)
+    if tested and choice is not None and not papers:
+        sentences += _before(study, choice, results, f"`{choice.row}`")
     return " ".join(sentences)
 
 
-def _mean(runs: Mapping[int, Result], metric: str, of: str = "metrics") -> float:
+def _mean(runs: Mapping[int, Result], metric: str) -> float:
     """In percent; 0 if no run has it."""
-    values = [run[of][metric] for run in runs.values() if metric in (run.get(of) or {})]
+    values = [run["metrics"][metric] for run in runs.values() if metric in run["metrics"]]
     return 100 * float(np.mean(values or [0.0]))
 
 
@@ -211,21 +234,34 @@ def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     )
 
 
-def _before(
-    study: StudyFile,
-    comparison: Comparison,
-    results: Results,
-    labels: Mapping[str, str] | None = None,
+def _lost(
+    study: StudyFile, choice: Choice, results: Results, name: str, digits: int = 2
 ) -> list[str]:
-    """The network as it is, which training must beat."""
-    better, than = (results[row] for row in comparison.rows())
-    before, base = (_mean(than, study.primary, of) for of in ("before_training", "metrics"))
-    if not before:
+    """What the recommended training lost against the untrained network; nothing if it did not lose."""
+    if choice.untrained is None or (metric := choice.untrained.lost(study.primary)) is None:
         return []
-    name = (labels or {}).get(comparison.rows()[1], f"`{comparison.rows()[1]}`")
-    told = f"The network before any training has {before:.2f} %, that of {name} {base:.2f} %"
-    pays = before <= max(base, _mean(better, study.primary))
-    return [f"{told}." if pays else f"{told}: on these images, training does not pay."]
+    lost, score = choice.untrained.told(study.primary, digits), _mean(results[choice.row], metric)
+    sentence = (
+        f"{lost[0].upper()}{lost[1:]}: with {name}, {metric_name(metric)} is {score:.{digits}f} %."
+    )
+    return [sentence if digits == 1 else f"**{sentence}**"]
+
+
+def _before(
+    study: StudyFile, choice: Choice, results: Results, name: str, digits: int = 2
+) -> list[str]:
+    """The network as it is, beside the recommended one; nothing if that lost, which is said at once."""
+    untrained = choice.untrained
+    if untrained is None or untrained.lost(study.primary) or study.primary not in untrained.metrics:
+        return []
+    which = (
+        f"untrained network ({untrained.name})" if untrained.name else "network before any training"
+    )
+    before, after = (
+        100 * untrained.metrics[study.primary],
+        _mean(results[choice.row], study.primary),
+    )
+    return [f"The {which} has {before:.{digits}f} %, that of {name} {after:.{digits}f} %."]
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
-from benchmarks.reporting.study_answer import advice, cost
+from benchmarks.reporting.study_answer import Choice, advice, choose, cost
 from benchmarks.reporting.study_page import Tried, study_content, verdict
 from benchmarks.reporting.svg import colour_of, forests
 from benchmarks.reporting.templates import fill
@@ -51,12 +51,10 @@ def study_html(
         known: How well the recommended network tells known from unknown photographs, in sentences.
     """
     lead, *more = advice(study, findings, results, labels)
+    choice = choose(study, findings, results)
     study, findings = neutral(study, findings, labels)
     drawn = {**figures, **forests(study, findings, right="better")}
     main = [of for of in findings if of.comparison.family == MAIN]
-    rows = methods(study, main, results, labels)
-    means = [one.mean for row in rows for one in row["means"] if one]
-    gains = [of.tested.mean for of in main if of.is_gain and of.tested]
 
     def image(svg: bytes) -> str:  # by itself: its styles do not meet those of another
         return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
@@ -68,9 +66,7 @@ def study_html(
         more=more,
         neighbours=neighbours,
         known=known,
-        methods=rows,
-        best=max(means, default=None),
-        most=max(gains, default=None),
+        methods=methods(study, main, results, labels, choice),
         figures={name: (FIGURES[name], image(of)) for name, of in drawn.items()},
         steps=steps,
         marks=marks,
@@ -92,9 +88,13 @@ def neutral(
 
 
 def methods(
-    study: StudyFile, findings: Sequence[Finding], results: Results, labels: Mapping[str, str]
+    study: StudyFile,
+    findings: Sequence[Finding],
+    results: Results,
+    labels: Mapping[str, str],
+    choice: Choice,
 ) -> list[dict[str, Any]]:
-    """Each comparison's cells: the method and its base with their means, what was found, and its colour."""
+    """Each comparison's cells: base and method with their means, what was found, its colour, and the stars."""
     rows = []
     for finding in findings:
         comparison, tested = finding.comparison, finding.tested
@@ -106,11 +106,12 @@ def methods(
             "base": labels[base],
             "metric": metric_name(metric),
             "means": [
-                _mean(results, side, metric) for side in (comparison.better, comparison.than)
+                _mean(results, side, metric) for side in (comparison.than, comparison.better)
             ],
+            "stars": choice.stars(finding)[::-1],
+            "is_gain": finding.is_gain,
             "difference": f"{tested.mean:+.1f}" if tested else cells["difference"],
             "limits": tested.limits() if tested and tested.has_interval else None,
-            "gain": tested.mean if tested else None,
             "words": cells["verdict"],
             "colour": colour_of(finding),
             "cost": "" if ratio is None else f"× {ratio:.2f}",

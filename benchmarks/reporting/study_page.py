@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.reporting.names import metric_name
+from benchmarks.reporting.names import UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
@@ -268,8 +268,9 @@ def _means(results: Results) -> Table:
         for output in outputs[0] if outputs else ():
             found = [[of.get(output, {}).get(metric) for of in outputs] for metric in SHOWN]
             cells = ["" if None in values else estimate(values).percent() for values in found]
+            name = f", {row_name(row, output)}" if output.startswith(UNTRAINED) else ""
             if any(cells):
-                rows.append([f"`{row}{output and ':'}{output}`", *cells, seeds])
+                rows.append([f"`{row}{output and ':'}{output}`{name}", *cells, seeds])
     return Table(["row", *map(metric_name, SHOWN), "seeds"], rows)
 
 

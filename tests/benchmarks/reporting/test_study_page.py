@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from benchmarks.reporting.study_answer import advice, deciding, recommended
+from benchmarks.reporting.study_answer import advice, choose
 from benchmarks.reporting.study_html import study_html
 from benchmarks.reporting.study_page import Candidate, study_page
 from benchmarks.reporting.svg import study_figures
@@ -103,10 +103,10 @@ def test_blocks_have_test_sets_whose_means_are_not_compared():
     study, results = made({"a": 1.5}, [compared("1", "a"), compared("2", "easy", than="plain")])
     results |= {"easy": row_of(30.4), "plain": row_of(30.0, noise=0 * NOISE)}
     findings = judge(study, results)
-    assert recommended(study, findings, results) == "easy", "of one test set"
+    assert choose(study, findings, results).row == "easy", "of one test set"
     easy = StudyRow("r", settings=["--data.test_classes=easy.txt"])
     study = replace(study, rows=study.rows | dict.fromkeys(("easy", "plain"), easy))
-    assert recommended(study, findings, results) == "a"
+    assert choose(study, findings, results).row == "a"
 
 
 def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
@@ -115,9 +115,24 @@ def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
     gain = f"a helps, +1.50 ± {WIDTH} points of Recall@1 (from 50.00 to 51.50 %), at 1.30 times"
     assert f"**Yes: {gain}" in page and "before any training has 48.00 %" in page
     assert [row[3] for row in tables(page)[0]] == ["× 1.30", "× 2.00"]
-    for run in results["base"].values():
-        run["before_training"][RECALL] = 0.6
-    assert "training does not pay" in answer_of(study, results)
+
+
+def test_what_training_lost_is_said_first_of_the_recommended_network():
+    study, results = without_papers({"a": 1.5, "b": -2.0})
+    for run in results["a"].values():
+        run["outputs"] = {"untrained_pca": {RECALL: 0.6}, "untrained_features": {RECALL: 0.55}}
+    pca = "untrained trunk, principal components"
+    lost = f"raining lost 8.50 points against the untrained network ({pca}: 60.00 %): with `a`, Re"
+    assert answer_of(study, results).startswith(f"**T{lost}call@1 is 51.50 %.** **Yes: a helps")
+    lead, advised, *others = told(study, results)
+    assert lead == f"T{lost}call@1 is 51.50 %.".replace("`a`", "loss + A").replace("0 ", " ")
+    assert advised.startswith("If you train all the same, do so with loss + A: ")
+    assert not any("before any training" in sentence for sentence in others)
+    assert lead in html_of(study, results).partition("<h2>")[0]
+    study, results = made({"a": 1.5})  # beside papers, too
+    for run in results["a"].values():
+        run["before_training"] = {RECALL: 0.6}
+    assert answer_of(study, results).startswith("**Training lost 8.50 points against the un")
 
 
 def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
@@ -136,9 +151,8 @@ def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
 def test_the_row_to_use_and_its_comparison(gains, row, name):
     """The best row that is shown to help, or else the plain loss, beside the best method."""
     study, results = without_papers(dict(zip("ab", gains, strict=True)))
-    findings = judge(study, results)
-    assert recommended(study, findings, results) == row
-    assert deciding(study, findings, results).comparison.name == name
+    choice = choose(study, judge(study, results), results)
+    assert (choice.row, choice.finding.comparison.name) == (row, name)
 
 
 def test_the_page_shows_each_verdict():
@@ -228,7 +242,7 @@ def test_a_gain_is_told_with_its_size_cost_and_sureness():
     assert lead.startswith("Train with loss + A: ")
     assert "is 2.5 points better than plain <loss> alone, by Recall@1, for 1.3 times" in lead
     assert f"over {N} repeated trainings, the gain is between 2.3 and 2.7 " in sure
-    assert "48.00 %" in before
+    assert before.endswith("before any training has 48.0 %, that of loss + A 52.5 %.")
 
 
 @pytest.mark.parametrize(
@@ -244,12 +258,20 @@ def test_advice_by_gain(gains, sentence):
     assert any(one.startswith(sentence) for one in told(*without_papers(gains)))
 
 
-def test_a_better_plain_loss_is_not_hidden():
-    """A method that helps a weak loss may give less than another loss alone."""
+def test_a_better_network_is_not_hidden_and_the_star_stands_at_the_recommended_one():
+    """A method that helps a weak loss may give less than another loss alone, or with a method."""
     comparisons = [compared("1", "a"), compared("3", "b", than="c")]
-    sentences = told(*made({"a": 1.5, "b": 0.0, "c": 9.0}, comparisons))
+    study, results = made({"a": 1.5, "b": 9.05, "c": 9.0}, comparisons)
+    results["b"] = row_of(9.1, noise=2 * NOISE[::-1])
+    sentences = told(study, results)
     assert sentences[0].startswith("Train with loss + A")
-    assert any("But loss + C alone has 59.0 % here" in of for of in sentences)
+    assert any("But loss + B has 59.1 % here, and loss + A 51.5 %" in of for of in sentences)
+    assert re.findall(r'class="best">([^<]+)<', html_of(study, results)) == ["51.5", "+1.5"]
+    results["a"] = row_of(0.0)
+    sentences = told(study, results)
+    assert sentences[0].startswith("Train with loss + C alone")
+    assert any("unlikely, even for loss + B, which could gain the most" in of for of in sentences)
+    assert re.findall(r'class="best">([^<]+)<', html_of(study, results)) == ["59.0"]
 
 
 def test_the_page_begins_in_plain_words_and_loads_nothing():
