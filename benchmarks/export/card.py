@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import building
 from benchmarks.export.trained import Trained
-from benchmarks.reporting import compare, fill, known_or_unknown
+from benchmarks.reporting import UNTRAINED, compare, fill, known_or_unknown
 from benchmarks.settings import Data, dump
 
 THRESHOLDS = "thresholds.json"
@@ -61,10 +61,12 @@ def card(trained: Trained, difference: float) -> str:
     """The model card, README.md: how to use the files, results, and the training's settings."""
     info, trunk = trained.run.info, trained.experiment.model.trunk
     view = preprocessing(trained.experiment.data, trained.network.trunk)
-    results = None
-    if trained.is_tested:
-        # The descriptor is HORDE's, which is not exported.
-        results = compare([replace(trained.run, info={**info, "outputs": {}})]).markdown()
+    results, tested = None, trained.tested
+    if tested is not None:
+        # HORDE's descriptor and what else training has changed are not exported.
+        outputs = tested.info.get("outputs") or {}
+        untrained = {name: of for name, of in outputs.items() if name.startswith(UNTRAINED)}
+        results = compare([replace(tested, info={**tested.info, "outputs": untrained})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
     data = trained.experiment.data
     own = data.dataset in ("folder", "table")
@@ -76,7 +78,8 @@ def card(trained: Trained, difference: float) -> str:
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
         **{"thresholds": trained.thresholds, "file": THRESHOLDS},
         known=known_or_unknown({} if "identification" in info else trained.thresholds or {}),
-        **{"view": view, "results": results, "step": trained.step, "command": command},
+        **{"view": view, "results": results, "tested": tested and tested.info},
+        **{"step": trained.step, "command": command},
         config=dump(config),
         images=(own and data.root.name.strip(".")) or info["data"]["name"],
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.

@@ -23,11 +23,14 @@ class Trained(RunNetwork):
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
     thresholds: dict[str, Any] | None = None  # of its own test, or of another network's
+    another: Run | None = (
+        None  # a tested run of the same method, where this network was trained on all classes
+    )
 
     @property
-    def is_tested(self) -> bool:
-        """True if the run's results are those of this checkpoint."""
-        return _is_tested(self.run, self.step)
+    def tested(self) -> Run | None:
+        """The run whose results stand for this network: its own or another of the same method, if there is one."""
+        return self.run if _is_tested(self.run, self.step) else self.another
 
     def difference(self, network: nn.Module) -> float:
         """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
@@ -35,8 +38,10 @@ class Trained(RunNetwork):
 
 
 def _is_tested(run: Run, step: int) -> bool:
+    """True if the run's results are those of this checkpoint, on images that it was not trained on."""
     tested = (run.info.get("selection") or {"step": run.info["steps"]})["step"]
-    return bool(run.info["status"] == "finished" and tested == step)
+    is_new = run.info["data"]["split"] != "all"
+    return bool(run.info["status"] == "finished" and tested == step and is_new)
 
 
 def _thresholds(run: Run) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.export.card import THRESHOLDS, card, preprocessing
 from benchmarks.export.trained import Trained, load_trained, thresholds_of_another
-from benchmarks.records import read_json, write_json
+from benchmarks.records import load_run, read_json, write_json
 from benchmarks.reporting import known_or_unknown
 from benchmarks.settings import ConfigError, parse
 from pml_regularizers import EmbeddingHead
@@ -51,7 +51,8 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
     if thresholds is not None:
         if trained.thresholds is not None:
             raise ConfigError(f"--thresholds: {run} measured its own; leave the option out")
-        trained = replace(trained, thresholds=thresholds_of_another(thresholds, trained.run))
+        found = thresholds_of_another(thresholds, trained.run)
+        trained = replace(trained, thresholds=found, another=load_run(thresholds))
     try:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)

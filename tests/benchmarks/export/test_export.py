@@ -224,10 +224,14 @@ def test_the_thresholds_of_the_test_are_exported(trained, tested, tmp_path, caps
 
 
 def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, capsys):
-    """For a network of all classes; of another training they mean nothing."""
+    """For a network of all classes, whose card shows that run's results; of another training they mean nothing."""
     info, run = read_json(tested / "run.json"), shutil.copytree(tested, tmp_path / "run")
-    config, classes = info["config"], {"train_classes": 1 + info["data"]["train_classes"]}
-    mine = info | {"verification": None, "data": info["data"] | classes}
+    config, classes = (
+        info["config"],
+        {"train_classes": 1 + info["data"]["train_classes"], "split": "all"},
+    )
+    own = dict.fromkeys(info["metrics"], 0.925)  # on the images that it was trained on
+    mine = info | {"verification": None, "data": info["data"] | classes, "metrics": own}
     del mine["identification"]
     write_json(run / "run.json", mine)
     words = [str(run), f"--output={tmp_path / 'out'}", f"--thresholds={tested}"]
@@ -237,6 +241,10 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, cap
     data, evaluation = config["data"] | {"split": "all"}, config["evaluation"] | {"every": 5}
     info["config"] = config = config | {"data": data, "evaluation": evaluation}
     write_json(tested / "run.json", info)
+    assert main([words[0], f"--output={tmp_path / 'none'}"]) == 0
+    card = (tmp_path / "none" / "README.md").read_text()
+    assert "\nNot tested: this network was trained on all " in card and "Recall@" not in card
+    capsys.readouterr()
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "Known or unknown? The test has" in told and "This is approximate" in told
@@ -244,6 +252,8 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, cap
     assert stored["rates"] == info["verification"]["rates"] and stored["approximate"] is True
     card = (tmp_path / "out" / "README.md").read_text()
     assert "are approximate" in card and "Known or unknown? The test has" in card
+    assert f"| {100 * info['metrics']['recall_at_1']:.2f} |" in card and "92.50" not in card
+    assert f"{info['data']['train_classes']} classes (run {info['name']}):\n\n## " in card
 
     words[1] += "2"
     length = config["optimization"]["steps"]
@@ -281,7 +291,7 @@ def test_the_card_tells_what_was_measured(trained, exported):
     assert (front["library_name"], front["license"]) == ("timm", "unknown")
     assert info["outputs"]["descriptor"]
     assert "†" not in text, "HORDE's descriptor is not exported"
-    [row] = re.findall(r"^\| binomial deviance \|(.*)\|$", text, re.MULTILINE)
+    [row] = re.findall(rf"^\| {re.escape(info['label'])} \|(.*)\|$", text, re.MULTILINE)
     percents = [float(cell) for cell in row.split("|")[:-1]]
     assert percents == [round(100 * value, 2) for value in info["metrics"].values()]
     assert f" at commit {info['commit']}." in text
