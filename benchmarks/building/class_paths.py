@@ -19,7 +19,7 @@ from typing import Any, get_args
 import jsonargparse
 
 from benchmarks.console import reason
-from benchmarks.settings import ConfigError, is_trusted, misread, one_line, trusted_module
+from benchmarks.settings import OURS, ConfigError, is_trusted, misread, one_line, trusted_module
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 
@@ -112,7 +112,11 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
     try:
         cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing runs the module
-        raise ConfigError(f"{where}: cannot import {path!r} ({reason(error)})") from error
+        line = f"{where}: cannot import {path!r} ({reason(error)})"
+        lost = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lost not in OURS and f"{module}.".startswith(f"{lost}."):
+            line += "; expected it in the current folder, or in one of PYTHONPATH"
+        raise ConfigError(line) from error
     place = re.sub(r"^losses\[\d+\]\.loss$", "losses", key)
     # Inside the description of another class suit all kinds, and any class of ours or of a trusted module.
     inside = place not in DESCRIBED

@@ -48,6 +48,7 @@ from .study_files import (
     study_names as study_names,
 )
 from .trusted import (
+    OURS as OURS,
     TRUST as TRUST,
     is_trusted as is_trusted,
     trust as trust,

@@ -1,7 +1,9 @@
 """Trusted modules, whose classes settings may name: importing a module runs it."""
 
 import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import jsonargparse
 
@@ -27,9 +29,12 @@ _added: set[str] = set()
 def trust(modules: Iterable[str]) -> None:
     """Let settings name classes of these modules and their submodules, from now to the end of the process.
 
-    Only a command line (`--trust`) may ask for this, never a file.
+    Only a command line (`--trust`) may ask for this, never a file. The modules lie in the current folder, where
+    `python -m` looks and a program started as a file does not, or on PYTHONPATH.
     """
     _added.update(modules)
+    if _added and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def is_trusted(module: str, packages: Iterable[str] = OURS) -> bool:

@@ -103,15 +103,24 @@ def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..
             build({"class_path": path}, "losses[0].loss")
 
 
-def test_a_run_resumes_with_its_trust(
-    hostile: Path, trusting: Callable[..., None], glyphs_root: Path
+def test_a_run_finds_what_it_trusts_in_the_current_folder_and_resumes(
+    hostile: Path,
+    trusting: Callable[..., None],
+    glyphs_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Also as a program that is started as a file, whose path of modules has its own folder first."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(hostile)])
     command = [
         *("--trust=hostile", config(hostile, loss("hostile.Loss"))),
         *(f"--output={hostile / 'run'}", f"--data.root={glyphs_root}", "--data.max_classes=4"),
         *("--data.batch_size=8", "--optimization.steps=2", "--evaluation.every=0"),
         *("--report=false", "--label=x", "--data.num_workers=0"),
     ]
+    assert main(command) == 2
+    assert "; expected it in the current folder, or" in capsys.readouterr().err
+    monkeypatch.chdir(hostile)
     assert main(command) == 0
     assert "--trust=hostile" in json.loads((hostile / "run" / "run.json").read_text())["command"]
     trusting()
