@@ -1,5 +1,6 @@
 """Builds the network of an experiment."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Self
 
@@ -7,7 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.backbones import load_weights, register
+from benchmarks.backbones import fetching, load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
@@ -84,10 +85,12 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     if not timm.is_model(model.trunk):
         raise ConfigError(f"model.trunk: {_unknown_trunk(model.trunk)}")
     trunk_args = model.trunk_args | ({} if model.weights is None else {"pretrained": False})
+    fetched = fetching() if trunk_args.get("pretrained") else nullcontext()
     try:
-        trunk = timm.create_model(
-            model.trunk, num_classes=0, global_pool="", in_chans=data.in_chans, **trunk_args
-        )
+        with fetched:
+            trunk = timm.create_model(
+                model.trunk, num_classes=0, global_pool="", in_chans=data.in_chans, **trunk_args
+            )
         if model.weights is not None:
             load_weights(trunk, model.weights)
         side = image_size(data, trunk)

@@ -1,9 +1,12 @@
 """Files of weights: every format and wrapping fills a model, and errors name what does not fit."""
 
 import hashlib
+import socket
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 
 import pytest
 import timm
@@ -12,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.backbones import load_weights, register, weights
-from benchmarks.settings import ConfigError
+from benchmarks.building import build_model
+from benchmarks.settings import ConfigError, Data, Model
 from tests.references import inception
 
 
@@ -220,3 +224,23 @@ def test_a_known_name_promises_the_known_content(tmp_path, monkeypatch, known):
     with pytest.raises(ConfigError, match=r"net-1234.pth: .* expected sha\d+:\w+, got "):
         load_weights(Network(), path)
     load_weights(model, path.rename(tmp_path / "own.pth"))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path, monkeypatch):
+    """And not five times more, with waits in between; what to do is said."""
+    asked = list[object]()
+
+    def hang_up() -> None:
+        with suppress(OSError):  # the server is closed
+            while True:
+                connection, _ = server.accept()
+                asked.append(connection.close())
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=hang_up, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        with pytest.raises(ConfigError, match=f"{endpoint} does not answer; --model.weights FILE"):
+            build_model(Model(trunk="resnet10t", trunk_args={"pretrained": True}), Data())
+    assert len(asked) == 1
