@@ -14,6 +14,7 @@ import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = console.command_parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of an export")
-    where = "the result; default: evaluation.json in RUN, RUN-evaluation.json beside an export"
+    where = "the result; default: evaluation.json in RUN, RUN-evaluation.json beside an export, then numbered"
     parser.add_argument("--output", type=Path, metavar="FILE.json", help=where)
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
@@ -123,7 +124,7 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     is_run, folder = (options.run / "run.json").exists(), options.run.absolute()
     # An export may be published, and this file holds paths.
     beside = folder.with_name(f"{folder.name}-evaluation.json")
-    output: Path = options.output or (options.run / "evaluation.json" if is_run else beside)
+    output: Path = options.output or _free(options.run / "evaluation.json" if is_run else beside)
     if output.exists():
         raise settings.ConfigError(f"--output: {output} exists; choose another file")
     try:
@@ -152,6 +153,12 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     finally:
         accelerator.end_training()
     return 0
+
+
+def _free(path: Path) -> Path:
+    """The path, or NAME-2.json and so on: a result is never overwritten."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(other for other in chain([path], others) if not other.exists())
 
 
 Loaded = tuple[settings.Command, "Glyphs | ImageSet"]

@@ -1,7 +1,7 @@
 """Answers a question by a study: chooses settings on validation classes, tests them once, writes a page.
 
     python -m benchmarks.study STUDY [--data.root DIR] [--jobs 2 | --ray [ADDRESS]] [--seeds N]
-        [--page-only | --finish] [-- --any.setting value]
+        [--trackers NAMES] [--page-only | --finish] [-- --any.setting value]
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
@@ -55,12 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--runs", type=Path, metavar="PATH", help="run folders; default: runs/studies/STUDY")
     add("--output", type=Path, metavar="PATH", help="the page; default: study.md in --runs")
     add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
+    trackers = "of Accelerate, such as wandb or wandb,mlflow: they get the rows of every run"
+    add("--trackers", metavar="NAMES", help=trackers)
     add("--page-only", action="store_true", help="train nothing")
     add("--finish", action="store_true", help="then train the recommended method on all classes")
     options = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.root:
         settings = [f"--data.root={options.root}", *settings]
+    if options.trackers:
+        settings = [f"--trackers=[{options.trackers.strip('[]')}]", *settings]
     try:
         return _run(options, settings, partial(_command, *split_settings(whole)))
     except (ValueError, OSError) as error:

@@ -76,6 +76,11 @@ def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, t
     assert found[0]["data"] == found[1]["data"]
     for name, value in found[1]["metrics"].items():
         assert value == pytest.approx(found[0]["metrics"][name], abs=1e-6)
+    (again := tmp_path / "again").symlink_to(exported)
+    for name in ("again-evaluation.json", "again-evaluation-2.json"):  # none is overwritten
+        forget()
+        assert main([str(again), *words]) == 0
+        assert printed(capsys).endswith(f"Result: {tmp_path / name}")
 
 
 def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path, capsys):
