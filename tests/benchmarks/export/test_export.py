@@ -28,6 +28,7 @@ from benchmarks.export.trained import embed, load_trained
 from benchmarks.records.files import read_json, write_json
 from benchmarks.settings.data import Data
 from tests.benchmarks.export.conftest import SIZE, VEM, change, make_run, rebuilt, save, views
+from tests.support.processes import ROOT
 from tests.support.tolerances import assert_close
 
 NETWORKS = {
@@ -59,6 +60,22 @@ def test_the_cards_code_embeds_as_the_checkpoint(name, trained, pictures, tmp_pa
     found: dict[str, Any] = {}
     exec(code_of_card(output), found)
     assert_close(found["embedding"], embed(network, views(pictures, network)["class3/1.png"][None]))
+
+
+def test_the_pages_graph_takes_batches_of_any_size(exported, tmp_path, monkeypatch):
+    """What the page hands to `torch.onnx.export`, without the package onnx."""
+    given: dict[str, Any] = {}
+    keep = lambda *arguments, **options: given.update(options, all=arguments)  # noqa: E731
+    monkeypatch.setattr(torch.onnx, "export", keep)
+    (tmp_path / "exported").symlink_to(exported)
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    exec(code, {})
+    model, seen, _ = given["all"]
+    graph = torch.export.export(model, seen, dynamic_shapes=given["dynamic_shapes"]).module()
+    for n in (1, 3):
+        images = torch.randn(n, *seen[0].shape[1:])
+        assert_close(graph(images).detach(), model(images).detach())
 
 
 VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
