@@ -302,7 +302,7 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
         line = console.machine_failure(error)
         if line is None and isinstance(error, training.StepError):
-            line = f"{error}; {place}/run.json has the traceback; the same command with --resume goes on"
+            line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"
         return line
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"

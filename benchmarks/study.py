@@ -106,7 +106,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
-        print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
+        way = "; leave out --page-only to train them" if options.page_only else ""
+        print(f"error: {lacking}, neither in {runs} nor in {results.path}{way}", file=sys.stderr)
         return 2 if options.page_only else 1
     choice = reporting.choose(file, findings, found)
     if options.finish and status == 0:

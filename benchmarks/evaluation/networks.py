@@ -42,14 +42,18 @@ def load_network(folder: Path) -> RunNetwork:
     """
     try:
         run = load_run(folder)
-        state = load_checkpoint(folder, run_identity(run.info))
+        ended = run.info["status"] == "finished"  # and --resume does nothing
+        again = "put it back, or run that training again" if ended else None
+        state = load_checkpoint(folder, run_identity(run.info), again)
         settings = run.file("config.yaml")
         if run.info.get("selection"):  # the weights that validation classes chose were tested
             state = load_best(folder, run.info["selection"]["step"], run_identity(run.info))
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:
-        raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
+        lost = "is finished and has no checkpoint any more; run that training again"
+        told = lost if ended else "has no checkpoint yet; go on with the run by --resume"
+        raise ConfigError(f"{folder}: {told}")
     try:
         # The current contents of a folder of weights do not matter.
         experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
@@ -65,7 +69,7 @@ def load_network(folder: Path) -> RunNetwork:
         raise ConfigError(f"{settings}: {error}") from error
     except RuntimeError as error:
         line = f"{settings}: describes another network than the checkpoint holds"
-        raise ConfigError(f"{line} ({reason(error)})") from error
+        raise ConfigError(f"{line} ({reason(error)}); put the run's own back") from error
     return RunNetwork(run, experiment, state["step"], network)
 
 

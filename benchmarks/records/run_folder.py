@@ -94,11 +94,14 @@ def run_identity(
     }
 
 
-def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[str, Any] | None:
+def load_checkpoint(
+    run: Path, identity: dict[str, Any] | None = None, remedy: str | None = None
+) -> dict[str, Any] | None:
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
         identity: Of the run that it must be of, except for settings that cannot change the result.
+        remedy: What to do with a damaged one; default: go on from the one before, or anew.
 
     Raises:
         RunFolderError: if it, or the best weights that it names, are damaged, or if it is of another run.
@@ -107,7 +110,7 @@ def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[s
     if not paths:
         return None
     older = f"delete it to continue from {paths[-2].name}, or " if paths[1:] else ""
-    remedy = f"{older}delete {run / 'checkpoints'} to start again from the first step"
+    remedy = remedy or f"{older}delete {run / 'checkpoints'} to start again from the first step"
     state = _read(paths[-1], remedy)
     if identity is None:
         return state

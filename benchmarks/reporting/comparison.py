@@ -104,9 +104,11 @@ def grouped(runs: Sequence[Run]) -> dict[str, Group]:
     for run in runs:
         diverged = has_diverged(run.info)
         if run.info["status"] != "finished" and (run is first or not diverged):
-            told = f"diverged ({run.info.get('error')})" if diverged else repr(run.info["status"])
+            told, way = repr(run.info["status"]), "continue it with --resume"
+            if diverged:  # as it would again
+                told, way = f"diverged ({run.info.get('error')})", "run it with other settings"
             raise ValueError(
-                f"{run.folder}: the run is {told}, not finished; continue it with --resume, or leave it out"
+                f"{run.folder}: the run is {told}, not finished; {way}, or leave it out"
             )
         check_alike(first, run)
     labels = dict.fromkeys(run.label for run in runs)

@@ -38,9 +38,10 @@ def check(study: Study) -> None:
         if output.startswith("untrained_") and output.partition("_")[2] in UNTRAINED:
             continue
         if output and (option is None or not evaluation[option]):
-            raise ConfigError(
-                f"{at}: {row} has no output {output!r}, or is not asked to measure it"
-            )
+            asked = "expected one of " + ", ".join(sorted(ASKED_BY))
+            if option is not None:
+                asked = f"measures: --evaluation.{option} of the row asks for it"
+            raise ConfigError(f"{at}: {row} has no output {output!r}; {asked}")
         if metric not in known:
             expected = ", ".join(sorted(known))
             raise ConfigError(

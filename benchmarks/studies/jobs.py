@@ -223,6 +223,7 @@ def try_out(jobs: Sequence[Job]) -> None:
     for job in some.values():
         try:
             training.check_launcher(job.command.experiment)
+            records.check_trackers(job.command.experiment.trackers)
             parts = training.build_parts(job.command.experiment, Accelerator())
             if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
                 listing.digests  # noqa: B018  looks through all images

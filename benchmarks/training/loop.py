@@ -230,9 +230,10 @@ class Pending:
         rows: list[Row] = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
             if not np.isfinite(value):
+                rate_too = "lower the learning rate, or " if step > 1 else ""
                 raise NonFiniteError(
-                    f"the loss is {value} at step {step}, images {indices.tolist()}; lower the learning "
-                    "rate, or look at these images"
+                    f"the loss is {value} at step {step}, images {indices.tolist()}; {rate_too}look at these "
+                    "images and at the loss's arguments"
                 )
             rows.append((step, {"loss": value, "learning_rate": rate, "images_per_second": speed}))
         self._rows, self._since = [], now

@@ -76,7 +76,7 @@ def start(experiment: Experiment) -> Accelerator:
     if experiment.data.batch_size % accelerator.num_processes:
         raise ConfigError(
             f"data.batch_size: {experiment.data.batch_size} images do not divide by "
-            f"{accelerator.num_processes} processes"
+            f"{accelerator.num_processes} processes; expected a multiple, also of data.samples_per_class"
         )
     return accelerator
 
@@ -223,9 +223,10 @@ def check_parts(
     for images in (test, train) if train is not None and settings.divergence else (test,):
         smallest = int(torch.bincount(images.labels).min())
         if smallest // settings.parts < 2:
+            fewer = f"expected at most {smallest // 2}, or " if smallest >= 4 else ""  # two parts
             raise ConfigError(
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
-                f"has {smallest}; expected at most {smallest // 2}, or leave it out"
+                f"has {smallest}; {fewer}leave it out"
             )
 
 

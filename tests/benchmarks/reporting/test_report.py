@@ -217,7 +217,9 @@ def test_a_run_that_diverged_is_counted_and_named(make):
         ("horde", "1 (diverged: seed 1)", "50.00"),
     ]
     assert f"diverged: {folders[4]}, seed 1: the loss is nan" in text
-    with pytest.raises(ValueError, match=r"the run is diverged \(the loss is nan\), not"):
+    with pytest.raises(
+        ValueError, match=r"diverged \(the loss is nan\), not finished; run it with other"
+    ):
         compared(folders[0])
 
 

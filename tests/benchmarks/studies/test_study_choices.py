@@ -28,11 +28,11 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
         queues.append(sorted(map(about, jobs)))
         for job in jobs:
             assert job.config["label"] == about(job)[0], "a tuned loss keeps its recipe's name"
-            assert job.config["trackers"] == ["wandb", "mlflow"]
+            assert job.config["trackers"] == ["tensorboard"]
             finish(job, quality(job))
 
     trained_by(train)
-    assert command("--trackers=wandb,mlflow") == 0
+    assert command("--trackers=tensorboard") == 0
     default = queues[0][0][-1]
     assert queues[0] == [
         ("base", "validation", 0, draw, rate, default) for draw in (0, 1) for rate in (0.01, 0.02)
@@ -49,7 +49,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     page = Path("toy.md").read_text()
     assert "Trainings left: 14, 2 at a time." in capsys.readouterr().out
     shutil.rmtree("runs")  # the results outlive them
-    assert command("--trackers=wandb,mlflow") == 0
+    assert command("--trackers=tensorboard") == 0
     assert Path("toy.md").read_text() == page
     assert len(queues) == 3
 

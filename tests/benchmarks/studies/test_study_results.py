@@ -136,7 +136,7 @@ CHOOSING = {"rows": {"base": {}, "new": {"choose": {RATE: [0.1, 0.2]}}, "third":
         ),
         (
             {"comparisons": {"1": {"claim": "c", "better": "new:parts", "than": "base"}}},
-            "new has no output 'parts', or is not asked to measure it",
+            "new has no output 'parts'; measures: --evaluation.parts of the row asks for it",
         ),
     ],
 )
@@ -208,7 +208,10 @@ def test_damaged_results_are_named_and_kept(toy, trained_by, capsys):
 )
 def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
     assert command("--page-only") == 2
-    assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
+    assert "no comparison has both rows finished at 2 seeds, neither in" in (
+        told := capsys.readouterr().err
+    )
+    assert told.endswith("; leave out --page-only to train them\n")
     change(**CHOOSING)
     assert command("--page-only", "--", setting) == 2
     assert message in capsys.readouterr().err
