@@ -130,16 +130,6 @@ def change_record(run: Path, **entries: Any) -> None:
     write_json(run / "run.json", read_json(run / "run.json") | entries)
 
 
-def unfinished(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
-    change_record(run, status="stopped")
-
-
-def damage(run: Path) -> None:
-    for checkpoint in (run / "checkpoints").iterdir():
-        checkpoint.write_bytes(b"")
-
-
 Refused = Callable[..., None]
 
 
@@ -167,8 +157,10 @@ def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Re
             lambda run: shutil.rmtree(run / "checkpoints"),
             "is finished and has no checkpoint any more;",
         ),
-        (lambda run: unfinished(run), "has no checkpoint yet; go on with the run by --resume"),
-        (lambda run: damage(run), "; put it back, or run that training again"),
+        (
+            lambda run: [path.write_bytes(b"") for path in (run / "checkpoints").iterdir()],
+            "; put it back, or run that training again",
+        ),
         (
             lambda run: change_record(run, files={"config.yaml": "0" * 64}),
             "config.yaml: is damaged",

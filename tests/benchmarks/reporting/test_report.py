@@ -22,7 +22,6 @@ from benchmarks.reporting.identification import judge
 from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
-    CONFIG,
     DATA,
     METRICS,
     add_curves_and_images,
@@ -112,23 +111,28 @@ def test_a_headline_says_what_training_lost_against_the_best_untrained_network(m
     tested = {"untrained_features": only(0.9, 0.3), "untrained_whitened": only(0.77, 0.5)}
     tested |= {"untrained_pca": only(0.6, 0.4), "features_pca": metrics(0.7)}
     sizes = {"model": {"embedding_size": 128}, "evaluation": {"features": 64}}
-    base = {"before_training": only(0.8, 0.4), "outputs": tested, "config": sizes}
-    folder = make("A", 0, 0.65, **base | {"metrics": only(0.65, 0.45)})
-    assert main([str(folder)]) == 0
+    about = {"before_training": only(0.8, 0.4), "config": sizes}
+    about["data"] = DATA | {"known_classes": 7}
+    folder = make("A", 0, 0, **about, outputs=tested, metrics=only(0.65, 0.45))
+    output = folder.parent / "new" / "folder" / "elsewhere.html"
+    assert main([str(folder)]) == main([str(folder), f"--output={output}"]) == 0
+    page = (folder / "report.html").read_text()
+    assert page == output.read_text()
+    assert "test classes, 7 of them trained on by other photographs" in page
+    assert "No curves were recorded" in page and "No neighbours" in page
     white = "untrained trunk, 128 components after within-class whitening"
     lost = "training lost 12.00 points against the untrained network"
-    page = (folder / "report.html").read_text()
     assert '<p class="result">Recall@1 compared with A: +5.00 points for A, 64 comp' in page
     assert f"; {lost} ({white}: 77.00 %).</p>" in page
     names = ["A", "A, 64 components", "untrained trunk, pooled features", white]
     names += ["untrained trunk, 128 components", "before training"]
     assert [row["method"] for row in table(compared(folder))] == names
-    by_map = make("B", 0, 0.8, **base | {"outputs": {}, "metrics": only(0.81, 0.3)})
+    by_map = make("B", 0, 0, **about, metrics=only(0.81, 0.3))
     assert "81.00 %; training lost 10.00 points of MAP@R against the" in compared(by_map)
-    less = only(0.8, 0.4), {"recall_at_1": 0.9}
-    for start in less:  # equal, and without the metric that chooses
-        run = make("C", 0, 0.8, before_training=start, metrics=less[0])
-        assert ("lost 10.00 points against" in compared(run)) == (start == less[1])
+    equal = make("C", 0, 0, before_training=only(0.8, 0.4), metrics=only(0.8, 0.4))
+    assert "training lost" not in compared(equal)
+    without_map = make("D", 0, 0.8, before_training={"recall_at_1": 0.9})
+    assert "lost 10.00 points against" in compared(without_map)
 
 
 VERIFICATION = {
@@ -250,15 +254,6 @@ def test_runs_that_cannot_be_compared(make, capsys, changes, message):
     assert not list(folders[0].parent.rglob("*.html"))
 
 
-def test_seeds_of_a_label_may_take_turns_with_the_files_of_a_folder_of_weights(make):
-    folders, config = [], CONFIG | {"model": {"weights": "folder"}}
-    for seed in (0, 1):
-        weights = {"file": f"{seed}.safetensors", "sha256": f"{seed}"}
-        folders.append(make("base", seed, 0.4, config=config, weights=weights))
-    [row] = table(compared(*folders))
-    assert row["seeds"] == "2"
-
-
 def test_html_holds_all_and_loads_nothing(make, capsys):
     folders = [make(*run) for run in (("base", 0, 0.4), ("base", 1, 0.4), ("ho<r>de", 0, 0.5))]
     for folder in folders:
@@ -279,16 +274,6 @@ def test_html_holds_all_and_loads_nothing(make, capsys):
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert page.count("commit: 0123abc\ndirty: true") == 3 and "lr: 0.003" in page
     assert page.count("<details>") == 3 + 4, "runs, and the best and the worst of each label"
-
-
-def test_report_of_one_run_lies_in_its_folder(make):
-    folder = make("base", 0, 0.4, data=DATA | {"known_classes": 7})
-    assert main([str(folder)]) == 0
-    page = (folder / "report.html").read_text()
-    assert "test classes, 7 of them trained on by other photographs" in page
-    assert "No curves were recorded" in page and "No neighbours" in page
-    elsewhere = folder.parent / "new" / "folder" / "elsewhere.html"
-    assert main([str(folder), f"--output={elsewhere}"]) == 0 and elsewhere.exists()
 
 
 @pytest.mark.parametrize(
