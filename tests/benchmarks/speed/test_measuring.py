@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.speed import measuring
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.cases import CASES
-from benchmarks.speed.measuring import Comparison, process_bytes, table, tensor_bytes
+from benchmarks.speed.measuring import process_bytes, table, tensor_bytes
 
 FLOATS = 4 * 1000
 SLOW = (
@@ -65,16 +64,6 @@ def read_and_allocate(given: Tensor) -> None:
 def test_a_process_is_measured_with_numpy_and_without_what_it_is_given():
     call = partial(read_and_allocate, torch.ones(100 * 2**18))
     assert process_bytes(call) == pytest.approx(100 * 2**20, rel=0.1)
-
-
-def test_candidates_take_turns_and_are_compared_round_by_round(monkeypatch):
-    calls: list[str] = []
-    seconds = iter([1.0, 3.0, 10.0, 20.0, 2.0, 8.0])
-    monkeypatch.setattr(measuring, "_seconds", lambda run: run() or next(seconds))
-    candidates = {name: partial(calls.append, name) for name in ("a", "b")}
-    text = Comparison("", "", candidates, rounds=3).section(tiny=False)
-    assert calls == ["a", "b"] * 4  # the first time to warm up
-    assert "| b | 3.00 | 2.00 to 4.00 |" in text
 
 
 def test_a_table():

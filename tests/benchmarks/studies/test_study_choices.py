@@ -105,16 +105,6 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
     assert "new is better" in Path("toy.md").read_text().lower()
 
 
-def test_rows_of_one_recipe_have_folders_of_their_own(toy, trained_by):
-    rows = {"recipe": "toy/table/base", "settings": [f"--{RATE}=0.5"]}
-    change(rows={"base": {}, "new": rows, "third": {}})
-    trained_by(
-        lambda jobs: [finish(job, job.config["optimization"]["learning_rate"]) for job in jobs]
-    )
-    assert command() == 0
-    assert "+49.90" in Path("toy.md").read_text()
-
-
 def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(toy, trained_by):
     change(seeds={"count": 2, "first": 5, "more": 3, "wider_than": 1.0})
     seeds: dict[str, list[int]] = {}

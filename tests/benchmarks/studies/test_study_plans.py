@@ -134,9 +134,3 @@ def test_words_for_readers_are_no_part_of_the_plan(toy):
     content["comparisons"]["1"]["as_good"] = True
     change(**content)
     assert digest() != before
-
-
-def test_runs_that_were_there_before_the_command_are_kept_but_are_no_registered_tests(toy):
-    made_by()(kept_study().missing())
-    assert command("--page-only", "--runs=runs") == 0
-    assert "was not registered before its tests" in registration()[0]
