@@ -216,14 +216,12 @@ def check_parts(
     if settings.parts is None:
         return
     if test.is_query is not None:
-        raise ConfigError(
-            "evaluation.parts: images of a part are ranked among themselves, but this dataset has a gallery; "
-            "leave it out"
-        )
+        told = "images of a part are ranked among themselves, but this dataset has a gallery"
+        raise ConfigError(f"evaluation.parts: {told}; leave it out")
     for images in (test, train) if train is not None and settings.divergence else (test,):
         smallest = int(torch.bincount(images.labels).min())
         if smallest // settings.parts < 2:
-            fewer = f"expected at most {smallest // 2}, or " if smallest >= 4 else ""  # two parts
+            fewer = f"expected at most {smallest // 2}, or " * (smallest >= 4)  # two parts
             raise ConfigError(
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
                 f"has {smallest}; {fewer}leave it out"
