@@ -69,7 +69,7 @@ def test_settings_reach_the_images(tmp_path: Path) -> None:
         ({"dataset": "cub"}, "data.root: .*/photos: found no images.txt"),
         ({"test_classes": Path("none.txt")}, "data.test_classes: none.txt"),
         ({"test_classes": 0.5}, "no test class has two images"),
-        ({"test_classes": Path("b")}, "images to test on are of one class"),
+        ({"test_classes": Path("b")}, "you have 4 classes, and all images to test on are of one c"),
         ({"test_classes": Path("bcd")}, "images to train on are of one class"),
         ({"split": "validation", "folds": 101}, r"data\.folds: expected 2 .* got 101"),
     ],
