@@ -64,14 +64,15 @@ class FeatureLoss(BaseMetricLossFunction):
             source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
                 `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
                 features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
-            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it,
-                embeddings that have no gradient, and those of a frozen stage, are refused.
+            embedder: The module that returns the embeddings, where no `EmbeddingHead` does: the network itself, or
+                the module that comes after the stage.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
         Returns the loss itself.
 
         Raises:
-            ValueError: if `source` is none of these, lacks a stage, or contains several heads.
+            ValueError: if `source` is none of these, lacks a stage, or contains several heads; without an
+                `embedder`, if its stages are no children of an `EmbeddingHead`.
         """
         stages = self._stages(source)
         tap = FeatureTap(stages, embedder=embedder, frozen=frozen)

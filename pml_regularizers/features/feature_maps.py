@@ -1,10 +1,12 @@
 """Feature maps: features at an image's positions, as maps or as tokens, and the networks that have them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ..functional.precision import full_precision
-from .feature_tap import first_tensor, tell_taps
+from .feature_tap import HEADS, first_tensor
 
 
 class FeatureModule(nn.Module):
@@ -12,7 +14,11 @@ class FeatureModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_forward_hook(tell_taps)
+        HEADS.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        HEADS.add(self)  # a copy
 
 
 def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:

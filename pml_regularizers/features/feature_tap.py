@@ -1,30 +1,27 @@
 """Taps: what the stages of a network returned, kept until a loss asks for the features of its embeddings.
 
-An output of a tapped stage is a record. When the embeddings of its pass come, from an `EmbeddingHead` or the module
-named by `embedder=`, they join it. A call of the loss takes the features of the pass that made its embeddings:
+A tap listens to the stages and to the embedder, the module that returns the embeddings, whose call ends a
+pass. A pass has the outputs of the stages inside the embedder. Of a stage before it, it has the output that the
+embedder was given, or else the only one since the last pass.
 
-1. the recorded embeddings: the tensor, a view of it, or its `detach()`;
-2. a copy of them, scaled or in another precision, or several of them in a row. Where the copy has a gradient, the
-   autograd graph says whose copy it is; where it has none, only one pass may have these numbers;
-3. where no embeddings were recorded: what is computed from the stages' outputs, by the autograd graph.
-
-Everything else raises `MissingFeaturesError`.
+A call of the loss takes the features of the pass whose embeddings it has: the tensor, a view or its `detach()`; a
+copy, perhaps scaled or in another precision; or those of several passes in a row. Everything else
+raises `MissingFeaturesError`, rows in another order above all.
 """
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..distributed import matches_batch, own_embeddings
+from ..distributed import own_embeddings, world_size
 from ..functional.precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
@@ -60,14 +57,27 @@ def recording_in_backward() -> Iterator[None]:
         tasks.pop()
 
 
+_START, _END = "(", ")"  # of a call of the embedder
+HEADS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The modules whose children are stages, and which return the embeddings themselves."""
+
+
 @dataclass(eq=False)
 class _Record:
-    """An output of a stage."""
+    """A call of a stage, by its name, or the start or the end of a call of the embedder."""
 
     name: str
-    output: Features
-    embeddings: list[Tensor] | None = None
-    """Embeddings of the same pass, whose records share the list: None until they come, empty if not known."""
+    output: Any = None
+    inputs: Any = None
+
+
+@dataclass(eq=False)
+class _Pass:
+    """Embeddings, and the records of the stages of the same pass: none if these are not known."""
+
+    embeddings: list[Tensor]
+    stages: list[_Record]
+    end: _Record
 
 
 class FeatureTap:
@@ -83,9 +93,12 @@ class FeatureTap:
 
     Args:
         stages: Modules whose outputs are recorded, by name: a tensor, or a tuple of tensors with the batch first.
-        embedder: The module that returns the embeddings, after the stages of the same pass. An `EmbeddingHead`
-            tells the taps on its own stages.
+        embedder: The module that returns the embeddings: it contains the stages, or comes after them. Default: the
+            `EmbeddingHead` whose children the stages are.
         frozen: True if the stages do not train: their outputs then need no gradient.
+
+    Raises:
+        ValueError: for anything but modules; without an embedder, if the stages are no children of a head.
     """
 
     capacity = 8
@@ -97,21 +110,21 @@ class FeatureTap:
         embedder: nn.Module | None = None,
         frozen: bool = False,
     ) -> None:
-        modules: list[tuple[str | None, nn.Module]] = [*stages.items()]
-        if embedder is not None:
-            modules.append((None, embedder))
-        for _, module in modules:
+        modules = [*stages.values(), *([] if embedder is None else [embedder])]
+        for module in modules:
             if not isinstance(module, nn.Module):
                 raise ValueError(
                     f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
                     "pass a stage of the network, such as head.feature_map"
                 )
-        self.has_embedder = embedder is not None
+        embedder = _head_of(stages.values()) if embedder is None else embedder
         self._names = tuple(stages)
         self._frozen = frozen
         self._records = ThreadLists(2)  # without gradients, and with them
         self._handles = [
-            module.register_forward_hook(_Hook(self, name)) for name, module in modules
+            embedder.register_forward_pre_hook(_Hook(self, _START)),
+            *(stage.register_forward_hook(_Hook(self, name)) for name, stage in stages.items()),
+            embedder.register_forward_hook(_Hook(self, _END)),
         ]
         for handle in self._handles:
             weakref.finalize(self, handle.remove).atexit = False
@@ -137,7 +150,7 @@ class FeatureTap:
         makers = self.pop(embeddings)
         features: dict[str, Features] = {}
         for name in self._names:
-            parts = [record.output for record in makers if record.name == name]
+            parts = [x.output for each in makers for x in each.stages if x.name == name]
             if not parts:
                 raise MissingFeaturesError(reason)
             if embeddings.requires_grad and not self._frozen and not _traced(parts):
@@ -149,38 +162,81 @@ class FeatureTap:
 
     def put(self, features: Mapping[str, Features], embeddings: Any) -> None:
         """Record features by hand, as those of a pass that returned `embeddings`."""
+        self._record(_START, None)
         for name in self._names:
             self._record(name, features[name])
-        self._record(None, embeddings)
+        self._record(_END, embeddings)
 
-    def pop(self, embeddings: Tensor) -> list[_Record]:
+    def pop(self, embeddings: Tensor) -> list[_Pass]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
         own = own_embeddings(embeddings)
-        lists = self._records.lists[1 if _traced(own) else 0 :]
-        makers = _makers(own, [record for records in lists for record in records])
-        for records in lists:
-            end = max((i for i, record in enumerate(records, 1) if record in makers), default=0)
-            if end and records[end - 1].embeddings is None:
-                _join(records, [])  # embeddings to come would seem to be those of the rest alone
-            del records[:end]
+        testing, training = self._records.lists
+        passes = self._passes(training, testing)
+        if not _traced(own):
+            passes = [*self._passes(testing), *passes]
+        makers = _makers(own, passes)
+        if makers:
+            newest = max(map(passes.index, makers))
+            served = {id(x) for each in makers for x in (*each.stages, each.end)}
+            kept = {id(x) for each in passes[newest + 1 :] for x in (*each.stages, each.end)}
+            for records in (testing, training):
+                last = max((i for i, x in enumerate(records, 1) if id(x) in served), default=0)
+                records[:last] = [x for x in records[:last] if id(x) in kept]
         return makers
 
-    def _record(self, name: str | None, output: Any) -> None:
-        """Record the output of a stage, or the embeddings, whose name is None."""
+    def _passes(self, records: list[_Record], frozen: list[_Record] | None = None) -> list[_Pass]:
+        """The passes among the records, oldest first; the output of a frozen stage may be among the others."""
+        passes: list[_Pass] = []
+        waiting: list[_Record] = []
+        start: int | None = None
+        apart: list[_Record] = []
+        for record in (frozen or []) if self._frozen else []:
+            apart = [] if record.name == _END else [*apart, record]
+        apart = [x for x in apart if x.name in self._names]
+        for record in records:
+            if record.name == _START:
+                del waiting[: start or 0]  # the embedder failed on these
+                start = len(waiting)
+            elif record.name != _END:
+                waiting.append(record)
+            else:
+                before, inside = waiting[: start or 0], waiting[start or 0 :]
+                given = [x for x in (*before, *apart) if _is_input(x.output, record.inputs)]
+                stages: list[_Record] = []
+                for name in self._names:
+                    choices = [
+                        [x for x in some if x.name == name]
+                        for some in (inside, given, before, apart)
+                    ]
+                    found = next(filter(None, choices), [])
+                    stages += found if len(found) == 1 else []
+                if len(stages) < len(self._names):
+                    stages = []
+                # A stage may run several times before the embedder does.
+                waiting = [x for x in before if x not in stages] if stages and not inside else []
+                start = None
+                tensors = [
+                    x for x in tree_leaves(record.output) if isinstance(x, Tensor) and x.ndim
+                ]
+                passes.append(_Pass(tensors, stages, record))
+        return passes
+
+    def _record(self, name: str, output: Any, inputs: Any = None) -> None:
+        """Record a call of a stage, or the start or end of one of the embedder."""
         if not torch.compiler.is_compiling():
             task = torch._C._current_graph_task_id()
             if task != -1 and task not in _whole_passes.lists[0]:
                 return  # a backward pass is recomputing a checkpointed segment
         training = torch.is_grad_enabled()
         records = self._records.lists[int(training)]  # torch 2.11 compiles no bool as index
-        if name is None:
-            waiting = [record.name for record in records if record.embeddings is None]
-            known = sorted(waiting) == sorted(self._names)  # each stage once
-            tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
-            _join(records, tensors if known else [])
+        if name == _END:
+            names = [record.name for record in records]
+            inside = _START in names and names[-1] != _START
+            records.append(_Record(name, output, None if inside else inputs))
             return
-        first_tensor(output)
-        if not training and records and records[-1].embeddings is not None:
+        if name != _START:
+            first_tensor(output)
+        if not training and records and records[-1].name == _END:
             records.clear()
         same = [i for i, record in enumerate(records) if record.name == name]
         # Two at least, or embeddings to come would seem to be those of the last alone.
@@ -189,7 +245,9 @@ class FeatureTap:
         records.append(_Record(name, output))
 
     def _why_missing(self, embeddings: Tensor) -> str:
-        testing, training = self._records.lists
+        testing, training = (
+            [x for x in some if x.name in self._names] for some in self._records.lists
+        )
         traced = any(self._frozen or _traced(record.output) for record in training)
         if embeddings.requires_grad and (training or testing) and not traced:
             return _NO_GRADIENT
@@ -214,20 +272,21 @@ _NO_GRADIENT = (
 )
 _OTHER_PASS = (
     "the recorded features are not known to be those of these embeddings: call the loss once for each pass, with "
-    "what the network returned; name the module that returns it, attach(..., embedder=module); or pass features=..."
+    "what the embedder returned and its rows in their order; name the module that returns them, attach(..., "
+    "embedder=module); or pass features=..."
 )
 
 
 class _Hook:
     """Hook that hands a module's output to a tap, as long as the tap is in use elsewhere."""
 
-    def __init__(self, tap: FeatureTap | None, name: str | None) -> None:
+    def __init__(self, tap: FeatureTap | None, name: str) -> None:
         self.tap = (lambda: None) if tap is None else weakref.ref(tap)
         self._name = name
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
         if (tap := self.tap()) is not None:
-            tap._record(self._name, output)
+            tap._record(self._name, output, args)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _Hook, (self.tap(), self._name)
@@ -240,102 +299,105 @@ class _Hook:
         )
 
 
-def tell_taps(head: nn.Module, args: Any, output: Any) -> None:
-    """Forward hook of a head: tell the taps on its stages which embeddings their features belong to."""
-    for child in head.children():
-        for stage in (child, *child.children()):
-            for hook in stage._forward_hooks.values():
-                tap = hook.tap() if isinstance(hook, _Hook) else None
-                if tap is not None and not tap.has_embedder:
-                    tap._record(None, output)
+def _head_of(stages: Iterable[nn.Module]) -> nn.Module:
+    """The head that has one of the stages as a child; the outermost of several."""
+    ids = {id(stage) for stage in stages}
+    heads = [
+        head
+        for head in list(HEADS)
+        for child in head.children()
+        if ids.intersection(map(id, (child, *child.children())))
+    ]
+    for head in heads:
+        if not any(head is x for other in heads if other is not head for x in other.modules()):
+            return head
+    raise ValueError(
+        "embedder: expected the module that returns the embeddings, got none, and the source is no EmbeddingHead; "
+        "write attach(trunk, embedder=head), with the network itself where it returns them, or pass features= in "
+        "each call"
+    )
 
 
-def _join(records: Sequence[_Record], embeddings: list[Tensor]) -> None:
-    """Give the records that still wait for their embeddings these."""
-    for record in records:
-        if record.embeddings is None:
-            record.embeddings = embeddings
+def _is_input(output: Features, inputs: Any) -> bool:
+    """True if a module was given this output of a stage, or a view of it with the rows in their order."""
+    x = first_tensor(output)
+    return any(
+        isinstance(y, Tensor)
+        and (len(y), y.stride(0), y.data_ptr()) == (len(x), x.stride(0), x.data_ptr())
+        for y in tree_leaves(inputs)
+        if isinstance(y, Tensor) and y.numel() and y.ndim and x.ndim
+    )
 
 
-def _makers(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
-    """The records of the passes that made `embeddings`, in the order of their rows; none if that is not known."""
-    passes = list({id(x.embeddings): x.embeddings for x in records if x.embeddings}.values())
-    found = [one for one in passes if any(x.is_set_to(embeddings) for x in one)][-1:]
-    if not found and _traced(embeddings):
-        return _in_graph(embeddings, records)
-    if not found:
-        found = [one for one in passes if any(_alike(x, embeddings) for x in one)]
-    return [record for record in records if len(found) == 1 and record.embeddings is found[0]]
+def _makers(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
+    """The passes that made `embeddings`, in the order of their rows; none if that is not known."""
+    same = [each for each in passes if any(x.is_set_to(embeddings) for x in each.embeddings)]
+    if same:
+        return same[-1:]
+    own, others = divmod(len(embeddings), world_size())
+    for count in (
+        len(embeddings),
+        0 if others else own,
+    ):  # PML's DistributedLossWrapper: own rows first
+        if makers := _in_a_row(embeddings[:count], passes):
+            return makers
+    return []
 
 
-def _alike(recorded: Tensor, embeddings: Tensor) -> bool:
+def _in_a_row(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
+    """The passes whose embeddings, one after the other, are these rows; none if that is not certain."""
+    makers: list[_Pass] = []
+    recorded: list[Tensor] = []
+    count = 0
+    while count < len(rows):
+        fits = [
+            (each, x)
+            for each in passes
+            for x in each.embeddings
+            if 0 < len(x) <= len(rows) - count and _alike(x, rows[count : count + len(x)])
+        ]
+        if not fits or not all(_same_features(each, fits[-1][0]) for each, _ in fits):
+            return []
+        makers.append(fits[-1][0])
+        recorded.append(fits[-1][1])
+        count += len(recorded[-1])
+    return makers if makers and _in_order(torch.cat(recorded), rows) else []
+
+
+def _same_features(one: _Pass, other: _Pass) -> bool:
+    if one is other:
+        return True
+    ours, theirs = (tree_leaves([x.output for x in each.stages]) for each in (one, other))
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) == len(theirs) > 0 and all(
+        x.shape == y.shape and bool((x == y).all()) for x, y in pairs
+    )
+
+
+def _directions(recorded: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as matrices of rows of unit length, in the precision of `rows`; rows of one number as they are."""
+    x, y = (full_precision(x.detach()).to(rows.device).flatten(1) for x in (recorded, rows))
+    x, y = (F.normalize(z) if z.shape[1] > 1 else z for z in (x, y))
+    return x.to(y.dtype), y
+
+
+def _alike(recorded: Tensor, rows: Tensor) -> bool:
     """True if each row is the recorded one, perhaps scaled, such as normalized, or in another precision."""
-    width, count = recorded.shape[1:], len(recorded)
-    whole = len(embeddings) == count or matches_batch(count, len(embeddings))
-    if embeddings.shape[1:] != width or not whole:
+    if rows.shape != recorded.shape:
         return False
-    rows = embeddings[:count]  # PML's DistributedLossWrapper: own rows first
+    x, y = _directions(recorded, rows)
     eps = max(torch.finfo(x.dtype).eps for x in (recorded, rows))
-    x, y = (full_precision(x.detach()).to(rows.device) for x in (recorded, rows))
-    if width.numel() > 1:  # rows of one number have no direction
-        x, y = F.normalize(x), F.normalize(y)
     # Relative to each number: in bfloat16 the rows of an untrained network differ by a few percent alone.
     rtol = 4 * eps + 64 * torch.finfo(y.dtype).eps
-    return torch.allclose(x.to(y.dtype), y, rtol=rtol, atol=eps / 100, equal_nan=True)
+    return torch.allclose(x, y, rtol=rtol, atol=eps / 100, equal_nan=True)
 
 
-def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
-    """The records that the autograd graph of `embeddings` goes back to, in the order of the inputs of its nodes.
-
-    None if they were recorded with other numbers, or if a node on the way to a stage puts rows in another order.
-    """
-    # By node and output of embeddings, by node of stages: a compiled network is one node, and embeddings computed
-    # from a stage are another output of it.
-    ends: dict[Any, list[tuple[_Record, Tensor]]] = {}
-    for record in records:
-        for x in _traced(record.embeddings or record.output):
-            edge = get_gradient_edge(x)[:2]
-            ends.setdefault(edge if record.embeddings else edge[0], []).append((record, x))
-    path, seen = [get_gradient_edge(embeddings)[:2]] if ends else [], set()
-    before: dict[Any, list[Any]] = {}  # by node, those that lead back to it
-    found: dict[Any, list[tuple[_Record, Tensor]]] = {}  # by edge, in this order
-    while path:
-        edge = path.pop()
-        if edge in seen:
-            continue
-        seen.add(edge)
-        if made := ends.get(edge) or ends.get(edge[0], []):
-            found[edge] = made
-        if edge not in ends:
-            for node, number in reversed(edge[0].next_functions):
-                if node:
-                    before.setdefault(node, []).append(edge[0])
-                    path.append((node, number))
-    makers = [record for made in found.values() for record, _ in made]
-    copied = [made[0][1] for made in found.values() if made[0][0].embeddings]
-    if copied:
-        if len(copied) < len(found) or len({x.shape[1:] for x in copied}) > 1:
-            return []
-        return makers if _alike(torch.cat(copied), embeddings) else []
-    stages = {node for node, _ in found}
-    between, nodes = set(stages), list(stages)
-    while nodes:
-        following = set(before.get(nodes.pop(), [])) - between
-        between |= following
-        nodes += following
-    return [] if any(map(_moves_rows, between - stages)) else list(dict.fromkeys(makers))
-
-
-def _moves_rows(node: Any) -> bool:
-    """True if an autograd node puts rows, its axis 0, in another order; views and products are not looked into."""
-    if not node.name().startswith(("Index", "Flip", "Roll", "Gather", "Sort")):
-        return False
-    indices = getattr(node, "_saved_indices", None)
-    if isinstance(indices, tuple):  # x[rows] or x[:, columns]
-        return indices[0] is not None
-    axes = getattr(node, "_saved_dims", (getattr(node, "_saved_dim", 0),))
-    last = 2**64 - 1  # -1, as autograd keeps it; axes before it may be the rows
-    return not axes or any(axis == 0 or last // 2 < axis < last for axis in axes)
+def _in_order(recorded: Tensor, rows: Tensor) -> bool:
+    """True if no row is nearer to another recorded one than to its own, beyond what rounding does."""
+    x, y = _directions(recorded, rows)
+    distances = torch.cdist(y, x, compute_mode="donot_use_mm_for_euclid_dist")
+    bound = 4 * (distances.amin(dim=1) + torch.finfo(y.dtype).eps)
+    return not (distances.diagonal() > bound).any()
 
 
 def _traced(values: Any) -> list[Tensor]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pml_regularizers import (
@@ -84,6 +85,8 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient(change:
     expected = loss(network.head(features), labels, features=features)
     exact = gradients(expected, network, loss)
     changed = change(network)
+    if isinstance(changed, Segmented):  # which does not call the head
+        loss.attach(network.head.feature_map, embedder=changed)
     for _ in range(3):  # what a recomputation leaves behind would show in the next step
         value = loss(changed(x), labels)
         assert_close(value, expected.item())
@@ -170,13 +173,13 @@ def test_records_are_bounded(training: bool) -> None:
 def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     """A notebook cell run again, or a copy of the network alone, must not collect maps and graphs."""
     stage, x = nn.Conv2d(3, CHANNELS, 1), torch.randn(4, 3, 2, 2)
-    loss = horde().attach(stage)
+    loss = horde().attach(stage, embedder=nn.Identity())
     tap = weakref.ref(loss.tap)
     del loss
     assert tap() is None
     assert not stage._forward_hooks
 
-    kept = horde().attach(stage)
+    kept = horde().attach(stage, embedder=nn.Identity())
     for alone in (copy.deepcopy(stage), pickle.loads(pickle.dumps(stage))):
         record = weakref.ref(alone(x))
         assert record() is None
@@ -233,6 +236,44 @@ def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None
     assert_close(loss(network(x), labels), value)
 
 
+def test_rows_that_are_nearer_to_each_other_than_bfloat16_rounds_keep_their_order() -> None:
+    stage, embedder = nn.Identity(), nn.Identity()
+    loss = JRSRegularizer().attach(stage, embedder=embedder)
+    rows = (1 + torch.randn(4, 1) / 99).bfloat16() * torch.tensor([1.0, 0]) + torch.tensor([0, 1.0])
+    for change, ok in ((lambda x: x.flip(0), False), (lambda x: F.normalize(x.float()), True)):
+        loss.clear()
+        stage(torch.randn(4, CHANNELS))
+        embeddings = embedder(rows.bfloat16())
+        with nullcontext() if ok else pytest.raises(MissingFeaturesError, match="in their order"):
+            loss(change(embeddings), images(4)[1])
+
+
+def test_a_stage_whose_output_is_pooled_before_the_embedder() -> None:
+    """Which of two outputs the embedder was given is not known, unless the first one's pass failed in it."""
+    stage, embedder, labels = nn.Identity(), nn.Linear(CHANNELS, WIDTH), images(4)[1]
+    loss, maps = Slow().attach(stage, embedder=embedder), torch.randn(3, 4, CHANNELS, 2, 2)
+    loss.together = threading.Barrier(1)
+    with torch.no_grad():
+        for x in maps:
+            assert_close(loss(embedder(stage(x).mean((2, 3))), labels), x.mean())
+        stage(maps[0])
+        with pytest.raises(RuntimeError, match="shapes"):
+            embedder(maps[0])
+        assert_close(loss(embedder(stage(maps[1]).mean((2, 3))), labels), maps[1].mean())
+        stage(maps[0])
+        with pytest.raises(MissingFeaturesError, match="not known to be those"):
+            loss(embedder(stage(maps[1]).mean((2, 3))), labels)
+
+
+def test_the_embedder_is_told_by_a_head_alone() -> None:
+    network = Network()
+    for source in (network.trunk, nn.Sequential(network.trunk, nn.Flatten())):
+        with pytest.raises(ValueError, match=r"embedder: .* attach\(trunk, embedder=head\)"):
+            horde().attach(source)
+        with pytest.raises(ValueError, match="embedder: "):
+            attach_all(losses.MultipleLosses([horde()]), source)
+
+
 # Wrong taps
 
 
@@ -262,7 +303,7 @@ def test_tokens_that_are_no_positions_are_refused() -> None:
         trunk = nn.Linear(3, CHANNELS)
         if prefix is not None:
             trunk.num_prefix_tokens = prefix
-        loss = horde().attach(trunk)
+        loss = horde().attach(trunk, embedder=fc)
         embeddings = fc(trunk(torch.randn(8, count, 3)).mean(dim=1))
         told = rf"num_prefix_tokens={refused}\) .*tokens\[:, {refused}:\]"
         with pytest.raises(MissingFeaturesError, match=told) if refused else nullcontext():
@@ -366,7 +407,7 @@ def test_a_loss_is_called_from_two_threads_at_once() -> None:
 
 def test_features_of_another_thread_are_not_taken() -> None:
     stage = nn.Identity()
-    loss = Slow().attach(stage)
+    loss = Slow().attach(stage, embedder=nn.Identity())
     with ThreadPoolExecutor(1) as threads:
         threads.submit(stage, torch.ones(3, 2)).result()
     with pytest.raises(MissingFeaturesError, match="in the same thread"):

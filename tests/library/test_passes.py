@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class Plain(nn.Module):
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
     "head": (Network, lambda network: {"source": network.head}),
     "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
-    "stage alone": (Plain, lambda network: {"source": network.trunk}),
+    "stage before": (Plain, lambda network: {"source": network.trunk, "embedder": network.head}),
 }
 """A network, and the arguments of `attach`."""
 
@@ -52,6 +53,11 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled": lambda x: F.normalize(3 * x),
     "reordered": lambda x: x.flip(0),
     "reordered by an index": lambda x: x[torch.arange(len(x)).roll(1)],
+    "reordered by cat": lambda x: torch.cat([x[1:], x[:1]]),
+    "reordered by views": lambda x: (  # of two images each, as SupCon's example does
+        torch.stack(x.chunk(2), 1).flatten(0, 1) if len(x) == 4 else x.mT.flip(1).mT
+    ),
+    "reordered and scaled": lambda x: F.normalize(x.flip(0)),
     "shortened": lambda x: x[1:],
     "shortened without gradients": torch.no_grad()(lambda x: x[1:]),
 }
@@ -64,24 +70,36 @@ class Program:
         self.random = random.Random(seed)
         torch.manual_seed(seed)
         make, arguments = ATTACHED[how]
-        self.network = make()
+        self.dtype = self.random.choice([torch.float32, torch.bfloat16])
+        self.network = make().to(self.dtype)
         self.reference = copy.deepcopy(self.network)
         self.frozen = self.random.choice([False, False, "trunk", "all"])
         if self.frozen:
             frozen = self.network.trunk if self.frozen == "trunk" else self.network
             frozen.requires_grad_(False)
         self.loss = Seen().attach(**arguments(self.network), frozen=bool(self.frozen))
-        self.embedder_is_known = how != "stage alone"
         self.made: list[tuple[Tensor, Tensor]] = []
         self.right = self.refused = 0
 
     def embed(self, training: bool) -> tuple[Tensor, Tensor]:
-        x = torch.randn(self.random.choice([3, 4]), 3, 8, 8)
+        x = torch.randn(self.random.choice([3, 4]), 3, 8, 8, dtype=self.dtype)
         with torch.no_grad():
             expected = self.reference.trunk(x)
         with torch.set_grad_enabled(training):
             self.made.append((self.network(x), expected))
         return self.made[-1]
+
+    def fail(self, training: bool) -> None:
+        """A pass that ends before the embedder, or in it."""
+        x = torch.randn(3, 3, 8, 8, dtype=self.dtype)
+        with torch.set_grad_enabled(training), suppress(ZeroDivisionError):
+            if self.random.random() < 0.5:
+                getattr(self.network.head, "feature_map", nn.Identity())(self.network.trunk(x))
+            else:
+                *_, last = self.network.head.children()
+                last = getattr(self.network.head, "fc", last)
+                with last.register_forward_pre_hook(lambda *_: 1 / 0):
+                    self.network(x)
 
     def call(self, embeddings: Tensor, expected: Tensor) -> bool:
         """Call the loss: its features are the expected ones, or are refused."""
@@ -92,7 +110,7 @@ class Program:
             except MissingFeaturesError:
                 self.refused += 1
                 return False
-        torch.testing.assert_close(self.loss.seen.detach(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(self.loss.seen.detach(), expected.float(), rtol=1e-5, atol=1e-6)
         traced = training and embeddings.requires_grad and not self.frozen
         assert self.loss.seen.requires_grad or not traced
         self.right += 1
@@ -101,14 +119,15 @@ class Program:
     def step(self) -> None:
         """One of: a pass, a step of training or testing, a call for any embeddings so far, one for two passes."""
         action = self.random.choice(
-            ["pass", "pass", "step", "step", "call", "call", "two", "clear"]
+            ["pass", "pass", "fail", "step", "step", "call", "call", "two", "clear"]
         )
         training = self.random.random() < 0.6
         if action == "pass":
             self.embed(training)
         elif action == "step":
-            traced = training and not self.frozen
-            assert self.call(*self.embed(training)) == (self.embedder_is_known or traced)
+            assert self.call(*self.embed(training))
+        elif action == "fail":
+            self.fail(training)
         elif action == "clear":
             self.loss.clear()
         elif self.made and action == "call":
