@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
+from .functional.checks import offered_by
 from .functional.precision import full_precision
 
 _REMEDY = (
@@ -137,6 +138,12 @@ class DistributedLoss(nn.Module):
         super().__init__()
         self.loss = loss
         self.miner = miner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # such as get_logits and get_outliers
+            return offered_by(self.__dict__.get("_modules", {}).get("loss"), name, self)
 
     def forward(
         self,

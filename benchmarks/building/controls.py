@@ -32,7 +32,7 @@ class PooledLoss(PerOutputLoss):
     """Base of the controls: a metric loss on vectors made of the pooled features.
 
     Args:
-        loss: Any PML loss that fits the vectors' width; deep-copied.
+        loss: Any PML loss that fits the vectors' width.
         **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to `loss`.
 
     Shape:
@@ -44,7 +44,7 @@ class PooledLoss(PerOutputLoss):
     def __init__(self, loss: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.check_wrapped("loss", loss)
-        self.copy_losses({"pooled": loss})
+        self.hold_losses({"pooled": loss})
 
     def compute_loss(
         self,

@@ -91,12 +91,23 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
     return {**arguments, "reduction": "ordered_sum", "reducer": mean}
 
 
+def _order_1(arguments: Arguments) -> Arguments:
+    """`loss`, now that of the embeddings, was that of the orders beside a `first_loss`: now `feature_loss`."""
+    if "feature_loss" not in arguments:
+        return arguments
+    arguments = {**arguments, "first_loss": None}
+    if (feature_loss := arguments.pop("feature_loss")) is not None:
+        arguments |= {"first_loss": arguments.get("loss"), "loss": feature_loss}
+    return arguments
+
+
 _HORDE = Former(
     renamed={
         "embedding_loss": ("first_loss", {}),
         "checkpoint": ("activations", {False: "store", True: "recompute"}),
         "matmul_dtype": ("products", {None: "full"}),
-    }
+    },
+    rewrite=_order_1,
 )
 
 CLASSES: dict[str, Former] = {

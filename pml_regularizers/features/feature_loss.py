@@ -41,6 +41,9 @@ class FeatureLoss(BaseMetricLossFunction):
     feature_names: tuple[str, ...] = ("feature_map",)
     """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
 
+    takes_reference = False
+    """True if `ref_emb` and `ref_labels` reach `compute_loss`."""
+
     __jit_ignored_attributes__ = ("feature_names", "kernels", "tap", "_prefix_tokens")
     __jit_unused_properties__ = ("features", "named_features")
 
@@ -143,7 +146,7 @@ class FeatureLoss(BaseMetricLossFunction):
         Args:
             embeddings, labels: (N, E), and (N,) integers.
             indices_tuple: Pairs or triplets from a PML miner.
-            ref_emb, ref_labels: Not supported: features belong to one batch.
+            ref_emb, ref_labels: Not supported where a loss reads features, which belong to one batch.
             features: The features of the same N samples, or a dict of them by the names in `feature_names`;
                 default: what the tap recorded in the pass that made the embeddings.
 
@@ -151,7 +154,8 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if the sizes do not fit, or a reference set is passed.
             MissingFeaturesError: if there are no features, or those of another pass.
         """
-        if ref_emb is not None or ref_labels is not None:
+        reference = () if ref_emb is None and ref_labels is None else (ref_emb, ref_labels)
+        if reference and not self.takes_reference:
             raise ValueError(
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
@@ -159,7 +163,10 @@ class FeatureLoss(BaseMetricLossFunction):
         if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
             raise ValueError(_no_embeddings(embeddings))
         with self.reading(embeddings, features):
-            loss: Tensor = super().forward(full_precision(embeddings), labels, indices_tuple)
+            reference = tuple(map(full_precision, reference)) if ref_emb is not None else reference
+            loss: Tensor = super().forward(
+                full_precision(embeddings), labels, indices_tuple, *reference
+            )
             return loss
 
     @contextmanager

@@ -1,8 +1,11 @@
-"""Range checks of arguments, with one wording for all losses."""
+"""Checks of arguments, with one wording for all losses, and what a loss inside another one offers."""
 
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 
 def at_least(name: str, value: Any, least: float) -> None:
@@ -18,3 +21,32 @@ def one_of(name: str, word: object, words: Iterable[object]) -> None:
         raise ValueError(
             f"{name}: expected one of {', '.join(str(known) for known in words)}; got {word!r}"
         )
+
+
+def check_classes(loss: str, labels: Tensor | None, num_classes: int) -> None:
+    """Raise a ValueError for labels that are no classes of a loss; on a GPU, its kernels refuse wrong numbers."""
+    if labels is None or torch.compiler.is_compiling():
+        return
+    if labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels: {loss} looks its {num_classes} classes up by int64 numbers from 0, got {labels.dtype}; pass "
+            "labels.long()"
+        )
+    if labels.device.type != "cpu" or len(labels) == 0:
+        return
+    least, most = (int(label) for label in labels.aminmax())
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"labels: {loss} expected 0 to {num_classes - 1} (num_classes={num_classes}), got {least} to {most}; "
+            "number the classes from 0, or pass num_classes=... to match them"
+        )
+
+
+def offered_by(inner: nn.Module | None, name: str, outer: nn.Module) -> Any:
+    """The public attribute of a loss that another one, which lacks it, goes around; else an AttributeError."""
+    told = f"{type(outer).__name__!r} object has no attribute {name!r}"
+    if inner is not None and not name.startswith("_") and hasattr(inner, name):
+        if name not in ("attach", "detach"):  # which would return the loss inside
+            return getattr(inner, name)
+        told += f"; {name} the {type(inner).__name__} before it is wrapped, or call attach_all(loss, head)"
+    raise AttributeError(told)

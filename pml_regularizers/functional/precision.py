@@ -36,16 +36,21 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def call_in_full_precision(loss: nn.Module, vectors: Tensor, *args: Any) -> Tensor:
+def call_in_full_precision(loss: nn.Module, vectors: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The value of a PML loss in the precision of its parameters, or in float32 if that is half.
 
     The parameters keep their precision: PML would recast them in place to that of the vectors.
     """
     raised = {name: full_precision(own) for name, own in loss.named_parameters()}
     if raised:
-        vectors = vectors.to(next(iter(raised.values())).dtype)
+        dtype = next(iter(raised.values())).dtype
+        vectors = vectors.to(dtype)
+        kwargs = {
+            name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in kwargs.items()
+        }
     if any(own.dtype in HALF for own in loss.parameters()):
-        value: Tensor = functional_call(loss, raised, (vectors, *args))
+        value: Tensor = functional_call(loss, raised, (vectors, *args), kwargs)
     else:
-        value = loss(vectors, *args)
+        value = loss(vectors, *args, **kwargs)
     return value

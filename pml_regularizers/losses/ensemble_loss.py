@@ -33,8 +33,9 @@ Reduction = Literal["mean", "sum"]
 class EnsembleLoss(PerOutputLoss):
     """A metric loss on every head of an ensemble.
 
-    Each head has a deep copy of the loss, which is trained in its place: **where it has parameters, give
-    `parameters()` to an optimizer**. A mined `indices_tuple` serves every head.
+    The first head has the loss itself, and each other one a copy: **where it has parameters, give `parameters()` to
+    an optimizer**. A mined `indices_tuple` serves every head, and so do `ref_emb`, split likewise, and
+    `enqueue_mask`.
 
     With the divergence it is the loss of the paper:
     `EnsembleLoss(loss, 8, embedding_regularizer=DivergenceLoss(8), embedding_reg_weight=0.5)`.
@@ -62,9 +63,10 @@ class EnsembleLoss(PerOutputLoss):
     """
 
     feature_names = ()
+    takes_reference = True
     nested_feature_loss_hint = (
-        "and a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
-        "embedding_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
+        "and a head has none of its own; give the ensemble's loss to it (HORDELoss(EnsembleLoss(...), ..., "
+        "feature_loss=loss)), or add it beside with MultipleLosses"
     )
 
     def __init__(
@@ -76,16 +78,25 @@ class EnsembleLoss(PerOutputLoss):
         self.check_wrapped("loss", loss)
         self.num_heads = num_heads
         self.reduction = reduction
-        self.copy_losses({f"head_{m}": loss for m in range(1, num_heads + 1)})
+        self.hold_losses({f"head_{m}": loss for m in range(1, num_heads + 1)})
         self.add_to_recordable_attributes(list_of_names=["num_heads", "reduction"], is_stat=False)
 
     def compute_loss(
-        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
+        reference: list[dict[str, Any]] = [{} for _ in heads]
+        if ref_emb is not embeddings:
+            parts = split_heads(ref_emb, self.num_heads).unbind(dim=1)
+            reference = [{"ref_emb": part, "ref_labels": ref_labels} for part in parts]
         values = [
-            self.sub_loss(name, head, labels, indices_tuple)
-            for name, head in zip(self.losses, heads, strict=True)
+            self.sub_loss(name, head, labels, indices_tuple, **others)
+            for name, head, others in zip(self.losses, heads, reference, strict=True)
         ]
         total = torch.stack(values).sum()  # section 3.4
         divisor = self.num_heads if self.reduction == "mean" else 1

@@ -38,8 +38,8 @@ class HORDELoss(PerOutputLoss):
 
     The paper's configuration is `HORDELoss(loss, C, E, projections="cascaded", order=5, moment_dim=8192)`. It
     trains the projections and the embeddings of the orders: **give `parameters()` to an optimizer**, also where the
-    base loss has parameters. Each order, order 1 included, has a deep copy of the base loss, which is trained in
-    its place. A mined `indices_tuple` serves every order.
+    base loss has parameters. Order 1, the embeddings, has the loss itself, and each other order a copy. A mined
+    `indices_tuple` serves every order, and so does `enqueue_mask`, where features of all rows are passed.
 
     Args:
         loss: Any PML loss. HORDE's Table 1 uses contrastive, triplet and binomial deviance.
@@ -56,8 +56,8 @@ class HORDELoss(PerOutputLoss):
             order k of size s^k, whose squares must fit float32: s below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, one number for all orders, "sum" (all 1, eq. 7) or "mean" (all
             1/(K-1), the authors' code for ensembles).
-        embedding_loss: Loss of order 1 if it differs from that of the other orders, as on the ensembles of
-            Table 1: `EnsembleLoss`. Deep-copied too. Default: `loss`.
+        feature_loss: Loss of the orders 2..K if it differs from that of the embeddings, as on the ensembles of
+            Table 1, whose `loss` is an `EnsembleLoss`. Order 2 has it itself. Default: copies of `loss`.
         init, checkpoint, matmul_dtype: See `HighOrderMoments`; `activation_bytes` shows how much is stored.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
@@ -98,7 +98,7 @@ class HORDELoss(PerOutputLoss):
         normalize: bool = True,
         order_weights: float | Sequence[float] | Literal["sum", "mean"] = "sum",
         init: Init = "glorot",
-        embedding_loss: nn.Module | None = None,
+        feature_loss: nn.Module | None = None,
         checkpoint: bool = False,
         matmul_dtype: Literal["bfloat16"] | None = None,
         **kwargs: Any,
@@ -131,10 +131,10 @@ class HORDELoss(PerOutputLoss):
         for name in names[1:] if embed_orders else ():
             self.embeddings[name] = embedding = nn.Linear(moment_dim, embedding_size, bias=False)
             nn.init.xavier_uniform_(embedding.weight)
-        first = loss if embedding_loss is None else embedding_loss
+        further = loss if feature_loss is None else feature_loss
         self.check_wrapped("loss", loss)
-        self.check_wrapped("embedding_loss", first)
-        self.copy_losses(dict.fromkeys(names, loss) | {"order_1": first})
+        self.check_wrapped("feature_loss", further)
+        self.hold_losses(dict.fromkeys(names, further) | {"order_1": loss})
         self.add_to_recordable_attributes(
             list_of_names=["order", "moment_dim", "embedding_size", "order_weights"], is_stat=False
         )

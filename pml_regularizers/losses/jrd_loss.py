@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features.feature_loss import FeatureLoss, already_reduced, check_width
-from ..functional.checks import at_least, one_of
+from ..functional.checks import at_least, check_classes, one_of
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..functional.precision import full_precision, without_autocast
 from ..regularizers.joint_similarity import (
@@ -139,7 +139,7 @@ class JRDLoss(FeatureLoss):
         check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
         labels = labels.long()  # PML's AM-softmax indexes by them
-        _check_classes(labels, self.num_classes)
+        check_classes(type(self).__name__, labels, self.num_classes)
         unit = F.normalize(embeddings)
         cosines = class_cosines(unit, self.metric.W)
         rows = {"embeddings": unit, "classes": cosines}
@@ -189,18 +189,6 @@ def class_cosines(unit: Tensor, W: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(W, dim=0).clamp(min=1e-12)
     cosines: Tensor = unit @ W / lengths  # eq. 9
     return cosines
-
-
-def _check_classes(labels: Tensor, num_classes: int) -> None:
-    """Raise a ValueError for labels that are no classes; a GPU's kernels refuse them themselves."""
-    if labels.device.type != "cpu" or len(labels) == 0 or torch.compiler.is_compiling():
-        return
-    least, most = (int(label) for label in labels.aminmax())
-    if least < 0 or most >= num_classes:
-        raise ValueError(
-            f"labels: expected 0 to {num_classes - 1} (num_classes={num_classes}), got {least} to {most}; "
-            "number the classes from 0, or pass num_classes=... to match them"
-        )
 
 
 class _AMSoftmaxLoss(CosFaceLoss):

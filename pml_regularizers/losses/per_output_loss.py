@@ -1,6 +1,7 @@
-"""Base of losses that hold copies of other losses: HORDE's orders, an ensemble's heads."""
+"""Base of losses that apply a loss to several outputs: HORDE's orders, an ensemble's heads."""
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,24 +11,30 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
 from ..distributed import DistributedLoss
-from ..features.feature_loss import FeatureLoss
+from ..features.feature_loss import FeatureLoss, Given
+from ..features.feature_tap import ThreadLists
+from ..functional.checks import check_classes, offered_by
 from ..functional.precision import call_in_full_precision
+
+_further = ThreadLists(1)
+"""What the calls under way hand on to the losses inside, such as `enqueue_mask`."""
 
 
 class PerOutputLoss(FeatureLoss):
-    """A copy of a PML loss for each of several outputs, by name; each copy gives one number.
+    """A PML loss for each of several outputs, by name; each gives one number.
 
-    A subclass calls `copy_losses` in its constructor, and `sub_loss` for each name in `compute_loss`. Only the
-    copies are trained. With `collect_stats`, each value is recorded as NAME_loss.
+    A subclass calls `hold_losses` in its constructor, and `sub_loss` for each name in `compute_loss`. The first
+    output has the given loss itself: what it offers, such as `get_logits`, is offered here too. With
+    `collect_stats`, each value is recorded as NAME_loss.
 
     Args:
-        **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the copied losses.
+        **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the losses inside.
     """
 
     nested_feature_loss_hint = (
-        ""  # why a copied loss cannot read features itself, and what to do instead
+        ""  # why a loss inside cannot read features itself, and what to do instead
     )
-    width_hint = ""  # what else would help if a copy was made for vectors of another width
+    width_hint = ""  # what else would help if a loss was made for vectors of another width
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("reducer", "distance"):
@@ -59,12 +66,62 @@ class PerOutputLoss(FeatureLoss):
                 if isinstance(module, refused):
                     raise ValueError(f"{name}: {refused.__name__} {reason}")
 
-    def copy_losses(self, losses: Mapping[str, nn.Module]) -> None:
+    def hold_losses(self, losses: Mapping[str, nn.Module]) -> None:
+        """Keep the losses by name: each object itself, and a copy of it wherever it comes again."""
+        given: list[nn.Module] = []
         # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
-        self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name, loss in losses.items()})
+        self.losses = nn.ModuleDict()
+        for name, loss in losses.items():
+            again = any(loss is own for own in given)
+            self.losses[name] = copy.deepcopy(loss) if again else loss
+            given.append(loss)
         self.add_to_recordable_attributes(
             list_of_names=[f"{name}_loss" for name in losses], is_stat=True
         )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            losses = self.__dict__.get("_modules", {}).get("losses") or {}
+            return offered_by(next(iter(losses.values()), None), name, self)
+
+    @torch.jit.unused
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        features: Given | None = None,
+        **further: Any,
+    ) -> Tensor:
+        """As in `FeatureLoss`.
+
+        Args:
+            **further: What losses inside take, such as `enqueue_mask` of PML's CrossBatchMemory.
+
+        Raises:
+            ValueError: for an argument that none of them takes.
+        """
+        further = {name: value for name, value in further.items() if value is not None}
+        for name in further:
+            if not any(_takes(loss, name) for loss in self.losses.values()):
+                kinds = dict.fromkeys(type(loss).__name__ for loss in self.losses.values())
+                raise ValueError(
+                    f"{name}: {type(self).__name__} hands it on, and no loss inside ({', '.join(kinds)}) takes it; "
+                    "leave it out"
+                )
+        (calls,) = _further.lists
+        calls.append(further)
+        try:
+            return super().forward(
+                embeddings, labels, indices_tuple, ref_emb, ref_labels, features=features
+            )
+        finally:
+            calls.pop()
 
     def sub_loss(
         self,
@@ -72,11 +129,13 @@ class PerOutputLoss(FeatureLoss):
         vectors: Tensor,
         labels: Tensor,
         indices_tuple: tuple[Tensor, ...] | None,
+        **reference: Any,
     ) -> Tensor:
-        """Compute and record the value of the copy `name`.
+        """Compute and record the value of the loss `name`.
 
         Raises:
-            ValueError: for tuples beside a memory; if a copy with a state, such as proxies, fails on the vectors.
+            ValueError: for tuples beside a memory; for labels that are no classes of a loss that has some; if a
+                loss with a state, such as proxies, fails on the vectors.
         """
         loss = self.losses[name]
         has_memory = any(isinstance(module, CrossBatchMemory) for module in loss.modules())
@@ -85,10 +144,23 @@ class PerOutputLoss(FeatureLoss):
                 "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give it "
                 f"the miner, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
             )
+        for module in loss.modules():
+            if isinstance(count := getattr(module, "num_classes", None), int):
+                check_classes(type(module).__name__, labels, count)
+        (calls,) = _further.lists
+        further = {key: x for key, x in calls[-1].items() if _takes(loss, key)} if calls else {}
+        for key in reference:
+            if not _takes(loss, key):
+                raise ValueError(f"{key}: {type(loss).__name__} takes none; leave it out")
         try:
-            value = call_in_full_precision(loss, vectors, labels, indices_tuple).view(())
+            value = call_in_full_precision(
+                loss, vectors, labels, indices_tuple, **reference, **further
+            ).view(())
         except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
+            device = isinstance(
+                error, getattr(torch, "AcceleratorError", ())
+            )  # out of memory as well
+            if device or isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
                 raise
             raise ValueError(
                 f"loss: {type(loss).__name__} failed on the vectors {tuple(vectors.shape)} of {name} ({error}); "
@@ -99,3 +171,11 @@ class PerOutputLoss(FeatureLoss):
         if self.collect_stats:
             setattr(self, f"{name}_loss", value.detach().item())
         return value
+
+
+def _takes(loss: nn.Module, name: str) -> bool:
+    """True if a loss may be called with an argument of this name."""
+    parameters = inspect.signature(loss.forward).parameters
+    if isinstance(loss, PerOutputLoss):
+        return name in parameters or any(_takes(inner, name) for inner in loss.losses.values())
+    return name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())

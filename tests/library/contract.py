@@ -218,7 +218,7 @@ LOSSES: dict[str, Case] = {
             "sketch": horde(BinomialDevianceLoss, projections="sketch", order=3),
             "random proxies": horde(proxies, projections="random", embed_orders=True, order=3),
             "own order 1": lambda **more: horde(
-                CosineContrastiveLoss, embedding_loss=proxies(), order=2
+                proxies, feature_loss=CosineContrastiveLoss(), order=2
             )(**more),
         }.items()
     },

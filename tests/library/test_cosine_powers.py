@@ -1,5 +1,8 @@
 """Losses on powers of cosines, against the same losses on explicit tensor products of the features."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses
@@ -75,9 +78,17 @@ def test_equal_features_have_a_finite_gradient() -> None:
 def test_a_loss_with_proxies_has_some_as_wide_as_the_features() -> None:
     embeddings, x = batch()
     wide = losses.ProxyAnchorLoss(3, C)
-    loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, E), feature_loss=wide).double()
+    narrow = losses.ProxyAnchorLoss(3, E)
+    loss = CosinePowersLoss(narrow, feature_loss=wide).double()
     shapes = [tuple(parameter.shape) for parameter in loss.parameters()]
     assert shapes == [(3, E), (3, C), (3, C)]
     loss(embeddings, LABELS, features=x).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loss.parameters())
-    assert wide.proxies.grad is None  # copies are trained
+    names = [name for name, _ in loss.named_parameters()]
+    assert names == [f"losses.{name}.proxies" for name in ("embeddings", "power_2", "power_3")]
+    assert loss.losses["embeddings"] is narrow and loss.losses["power_2"].proxies is wide.proxies
+    for again in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert again.losses["embeddings"].proxies is not narrow.proxies
+        assert_close(
+            again(embeddings, LABELS, features=x), loss(embeddings, LABELS, features=x).item()
+        )

@@ -7,7 +7,14 @@ import torch
 from pytorch_metric_learning import distances, losses, reducers
 from torch import Tensor, nn
 
-from pml_regularizers import AttentionEnsemble, DivergenceLoss, HORDELoss
+from pml_regularizers import (
+    AttentionEnsemble,
+    CosinePowersLoss,
+    DistributedLoss,
+    DivergenceLoss,
+    EnsembleLoss,
+    HORDELoss,
+)
 from pml_regularizers.features.feature_tap import FeatureTap
 from pml_regularizers.heads.attention_ensemble import between_heads, split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
@@ -108,3 +115,29 @@ def test_horde_reads_the_map_of_the_heads() -> None:
     value.backward()
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
+    x, y, labels = torch.randn(5, 4), torch.randn(5, 4), LABELS
+    base = losses.ContrastiveLoss()
+    found = EnsembleLoss(base, 2)(x, labels, ref_emb=y, ref_labels=labels)
+    heads, others = (split_heads(rows, 2).unbind(1) for rows in (x, y))
+    right = [base(a, labels, None, b, labels) for a, b in zip(heads, others, strict=True)]
+    assert_close(found, sum(right) / 2)
+
+    keys = torch.tensor([False, True, False, True, True])  # as MoCo's
+    memory = losses.CrossBatchMemory(losses.NTXentLoss(), 4)
+    horde = DistributedLoss(HORDELoss(memory, 3, 4, feature_loss=base, moment_dim=5))
+    maps = torch.randn(5, 3, 2, 2)
+    value = horde(x, labels, enqueue_mask=keys, features=maps)
+    again = losses.CrossBatchMemory(losses.NTXentLoss(), 4)
+    orders = horde.loss.order_embeddings(maps)
+    assert_close(value, again(x, labels, enqueue_mask=keys) + sum(base(z, labels) for z in orders))
+    assert horde.queue_idx == memory.queue_idx == 3
+
+    arcface = losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=4)
+    for around in (DistributedLoss(arcface), CosinePowersLoss(arcface, feature_loss=base)):
+        assert torch.equal(around.get_logits(x), arcface.get_logits(x))
+        assert torch.equal(around.get_outliers(x, labels)[0], arcface.get_outliers(x, labels)[0])
+    with pytest.raises(AttributeError, match="attach the HORDELoss before it is wrapped, or call"):
+        horde.attach(nn.Identity())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, reducers
+from pytorch_metric_learning import distances, losses, reducers, regularizers
 from torch import Tensor, nn
 
 from pml_regularizers import (
@@ -38,8 +38,9 @@ CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0
 MEMORY = losses.CrossBatchMemory(CONTRASTIVE, 2)
 UNREDUCED = losses.ContrastiveLoss(reducer=reducers.DoNothingReducer())
 X, LABELS = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+REGULARIZED = losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer())
 PAIR = (torch.tensor([0]), torch.tensor([1]))
-MAP, POOLED = torch.randn(6, 5, 2, 2), torch.randn(6, 5)
+MAP, POOLED = torch.randn(6, 5, 2, 2), torch.rand(6, 5)
 MASK = torch.ones(2, 3, dtype=torch.bool)
 TABLES = torch.tensor([[[1], [-2], [3], [4], [0]], [[0], [4], [3], [2], [-1]]], dtype=torch.int32)
 
@@ -57,6 +58,11 @@ def horde(loss: Any = CONTRASTIVE, **settings: Any) -> HORDELoss:
 
 def powers(loss: nn.Module = CONTRASTIVE, **settings: Any) -> CosinePowersLoss:
     return CosinePowersLoss(loss, **settings)
+
+
+def classes() -> CosinePowersLoss:
+    """Powers of a loss that has three classes."""
+    return powers(losses.ProxyAnchorLoss(3, 4), feature_loss=losses.ProxyAnchorLoss(3, 5))
 
 
 def sketches(*tables: Tensor) -> Any:
@@ -79,7 +85,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
     (lambda: powers(power_weight=-1), "power_weight: expected at least 0, got -1"),
-    (lambda: powers(losses.AngularLoss()), "loss: AngularLoss reads vectors, not their cosines"),
+    (lambda: powers(losses.AngularLoss()), "loss: AngularLoss reads vectors, or their lengths"),
+    (lambda: powers(losses.SphereFaceLoss(3, 4)), "loss: SphereFaceLoss reads vectors, or their"),
+    (lambda: powers(losses.VICRegLoss()), "loss: VICRegLoss fails on a trial batch"),
+    (lambda: powers(feature_loss=REGULARIZED), "feature_loss: ContrastiveLoss reads vectors, or"),
     (lambda: powers(losses.ContrastiveLoss(distance=distances.LpDistance(p=1))), "LpDistance"),
     (lambda: powers(feature_loss="contrastive"), "feature_loss: expected a PML loss, got str"),
     (lambda: powers()(X, LABELS, features=MAP), r"features: expected pooled .* \(6, 5, 2, 2\)"),
@@ -117,6 +126,20 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
     (lambda: horde()(X[:, :3], LABELS, features=MAP), r"embeddings: expected \(N, 4\), got"),
     (lambda: horde()({"last_hidden_state": X}, LABELS), "embeddings: .* got dict; pass the tensor"),
+    (lambda: horde()(X, LABELS, features=MAP, enqueue_mask=LABELS > 0), "enqueue_mask: .* no loss"),
+    *(
+        (
+            partial(lambda labels: classes()(X, labels, features=POOLED), (LABELS + y).to(x)),
+            f"labels: .*{told}",
+        )
+        for x, y, told in (
+            (torch.int32, 0, r"got torch\.int32; pass labels\.long\(\)"),
+            (torch.bool, 0, r"got torch\.bool"),
+            (torch.float32, 0, r"got torch\.float32"),
+            (torch.int64, 1, "got 1 to 3; number"),
+            (torch.int64, -1, "got -1 to 1; number"),
+        )
+    ),
     (lambda: horde()(LABELS, X, features=MAP), r"torch\.int64 \(6,\); call loss\(embeddings, lab"),
     (lambda: horde()(X, LABELS, features={"logits": X}), r"pass features=output\.logits"),
     (lambda: horde()(X, LABELS, features=MAP.permute(0, 2, 3, 1)), "feature_map.permute"),
