@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
+from .features.unoptimized import watch
 from .functional.checks import offered_by
 from .functional.precision import full_precision
 
@@ -175,6 +176,12 @@ class DistributedLoss(nn.Module):
         rows: dict[str, Any] = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb}
         rows |= {"ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
         rows = {name: x for name, x in rows.items() if x is not None}
+        if (
+            self.training
+            and torch.is_grad_enabled()
+            and getattr(embeddings, "requires_grad", False)
+        ):
+            watch(self.loss)
         token = _own.set(embeddings)
         try:
             with torch.autocast(embeddings.device.type, enabled=False):

@@ -6,21 +6,31 @@ more are those of the call, `loss(embeddings, labels, features=feature_map)`, or
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.reducers import MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, own_embeddings, world_size
+from ..functional.checks import one_of
 from ..functional.precision import full_precision
-from .feature_maps import FeatureModule
-from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadLists, first_tensor
+from .feature_maps import FeatureModule, masked_mean, to_tokens
+from .feature_tap import (
+    Features,
+    FeatureTap,
+    MissingFeaturesError,
+    ThreadLists,
+    first_tensor,
+    floating,
+)
+from .unoptimized import watch
 
 Loss = TypeVar("Loss", bound=nn.Module)
 Source = nn.Module | Mapping[str, nn.Module]
@@ -41,6 +51,10 @@ class FeatureLoss(BaseMetricLossFunction):
     feature_names: tuple[str, ...] = ("feature_map",)
     """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
 
+    _pool: str | None = None
+    frozen_features = False
+    """True if features that are passed carry no gradient on purpose, and nothing is to be told of it."""
+
     takes_reference = False
     """True if `ref_emb` and `ref_labels` reach `compute_loss`."""
 
@@ -59,7 +73,12 @@ class FeatureLoss(BaseMetricLossFunction):
             self.reducer: nn.Module = _SummedReducers(dict(own.reducers.items()))
 
     def attach(
-        self, source: Source, *, embedder: nn.Module | None = None, frozen: bool = False
+        self,
+        source: Source,
+        *,
+        embedder: nn.Module | None = None,
+        frozen: bool = False,
+        pool: Literal["avg"] | None = None,
     ) -> Self:
         """From now on, read the features from a module's output instead of `features=`.
 
@@ -70,6 +89,8 @@ class FeatureLoss(BaseMetricLossFunction):
             embedder: The module that returns the embeddings, where no `EmbeddingHead` does: the network itself, or
                 the module that comes after the stage.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
+            pool: "avg" averages a map (N, C, H, W), or tokens, over their positions, for a loss that reads pooled
+                features.
 
         Returns the loss itself.
 
@@ -77,10 +98,16 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if `source` is none of these, lacks a stage, or contains several heads; without an
                 `embedder`, if its stages are no children of an `EmbeddingHead`.
         """
+        if pool is not None:
+            one_of("pool", pool, ["avg"])
         stages = self._stages(source)
-        tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
+        return self._listen(stages, FeatureTap(stages, embedder=embedder, frozen=frozen), pool)
+
+    def _listen(self, stages: Mapping[str, nn.Module], tap: FeatureTap, pool: str | None) -> Self:
         self.detach().tap = tap
-        stage = stages.get("feature_map")
+        self._pool = pool
+        stage = stages.get("pooled" if pool else "feature_map")
+        self._channels_last = getattr(stage, "output_fmt", "") == "NHWC"  # timm's
         prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
         self._prefix_tokens: int | None = prefix  # None: not known
         return self
@@ -147,23 +174,24 @@ class FeatureLoss(BaseMetricLossFunction):
             embeddings, labels: (N, E), and (N,) integers.
             indices_tuple: Pairs or triplets from a PML miner.
             ref_emb, ref_labels: Not supported where a loss reads features, which belong to one batch.
-            features: The features of the same N samples, or a dict of them by the names in `feature_names`;
-                default: what the tap recorded in the pass that made the embeddings.
+            features: The features of the same N samples, with their gradient, or a dict of them by the names in
+                `feature_names`; default: what the tap recorded in the pass that made the embeddings.
 
         Raises:
             ValueError: if the sizes do not fit, or a reference set is passed.
             MissingFeaturesError: if there are no features, or those of another pass.
         """
-        reference = () if ref_emb is None and ref_labels is None else (ref_emb, ref_labels)
-        if reference and not self.takes_reference:
+        reference = () if ref_emb is None else (full_precision(ref_emb), ref_labels)
+        if not (self.takes_reference or (ref_emb is None and ref_labels is None)):
             raise ValueError(
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
             )
         if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
             raise ValueError(_no_embeddings(embeddings))
+        if self.training and embeddings.requires_grad and torch.is_grad_enabled():
+            watch(self)
         with self.reading(embeddings, features):
-            reference = tuple(map(full_precision, reference)) if ref_emb is not None else reference
             loss: Tensor = super().forward(
                 full_precision(embeddings), labels, indices_tuple, *reference
             )
@@ -174,6 +202,7 @@ class FeatureLoss(BaseMetricLossFunction):
         """Set `self.features` to the features of `embeddings` inside a `with` block."""
         if features is not None:
             given = self._by_name(features)
+            self._tell_frozen(given, embeddings)
             if self.tap is not None:
                 self.tap.pop(embeddings)  # this call is for the recorded pass
         elif not self.feature_names:
@@ -181,6 +210,8 @@ class FeatureLoss(BaseMetricLossFunction):
         elif self.tap is not None:
             given = self.tap.take(embeddings)
             self._check_stages(given, embeddings)
+            if self._pool and "pooled" in given:
+                given["pooled"] = pooled_map(given["pooled"], self._channels_last)
         else:
             wanted = self.feature_names[0] if len(self.feature_names) == 1 else "{...}"
             raise MissingFeaturesError(
@@ -214,6 +245,21 @@ class FeatureLoss(BaseMetricLossFunction):
             "pass a dict by exactly these names"
         )
 
+    def _tell_frozen(self, features: Mapping[str, Any], embeddings: Tensor) -> None:
+        """Warn once of passed features that have no gradient where the embeddings have one."""
+        learning = self.training and embeddings.requires_grad and torch.is_grad_enabled()
+        if self.frozen_features or not learning or torch.compiler.is_compiling():
+            return
+        for name, value in features.items():
+            if not any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(value)):
+                self.frozen_features = True
+                warnings.warn(
+                    f"features: {name} carry no gradient, but the embeddings do: {type(self).__name__} does not "
+                    "train what made them; compute them outside torch.no_grad and without detach(), or, where "
+                    "they are frozen on purpose, set loss.frozen_features = True",
+                    stacklevel=2,
+                )
+
     def _check_stages(self, features: Mapping[str, Features], embeddings: Tensor) -> None:
         """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
         own = own_embeddings(embeddings)
@@ -224,14 +270,14 @@ class FeatureLoss(BaseMetricLossFunction):
                     f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
                     f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
                 )
-            if name != "feature_map" or x.ndim != 3:
+            if not (name == "feature_map" or (name == "pooled" and self._pool)) or x.ndim != 3:
                 continue
             count, side = self._prefix_tokens, math.isqrt(x.shape[1])
             if count is None:  # 14 * 14 + 1 of a vision transformer
                 count = int(side >= 3 and x.shape[1] == side * side + 1)
             if count:
                 raise MissingFeaturesError(
-                    f"feature_map: the {x.shape[1]} tokens of the tapped module include {count} that show no part "
+                    f"{name}: the {x.shape[1]} tokens of the tapped module include {count} that show no part "
                     "of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
                     f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
                 )
@@ -271,36 +317,55 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
 
 
 def attach_all(
-    loss: Loss, source: Source, *, embedder: nn.Module | None = None, frozen: bool = False
+    loss: Loss,
+    source: Source,
+    *,
+    embedder: nn.Module | None = None,
+    frozen: bool = False,
+    pool: Literal["avg"] | None = None,
 ) -> Loss:
     """Call `attach` on every loss that reads features inside another loss, such as a sum or a wrapper.
 
     Args:
         loss: `MultipleLosses`, `DistributedLoss` or any other module.
-        source, embedder, frozen: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
+        source, embedder, frozen, pool: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it
+            reads.
 
     Returns the outer loss.
 
     Raises:
-        ValueError: if `source` lacks a stage that one of them reads; then none is attached.
+        ValueError: as `FeatureLoss.attach`, if one of them cannot be attached; then none is.
     """
-    sources: dict[FeatureLoss, Any] = {}
+    if pool is not None:
+        one_of("pool", pool, ["avg"])
+    taps: dict[FeatureLoss, tuple[dict[str, nn.Module], FeatureTap]] = {}
     for part in loss.modules():
         if isinstance(part, FeatureLoss) and part.feature_names:
-            sources[part] = source
+            own = source
             if isinstance(source, Mapping):
-                sources[part] = {
-                    name: source[name] for name in part.feature_names if name in source
-                }
-            part._stages(sources[part])  # all are checked before one is attached
-    for part, stages in sources.items():
-        part.attach(stages, embedder=embedder, frozen=frozen)
+                own = {name: source[name] for name in part.feature_names if name in source}
+            stages = part._stages(own)
+            taps[part] = stages, FeatureTap(stages, embedder=embedder, frozen=frozen)
+    for part, (stages, tap) in taps.items():
+        part._listen(stages, tap, pool)
     return loss
+
+
+def pooled_map(features: Any, channels_last: bool) -> Tensor:
+    """The average over positions of a map or of tokens, with an optional mask; pooled features as they are."""
+    x = first_tensor(features)
+    if x.ndim == 4:
+        square = x.shape[1] == x.shape[2] != x.shape[3]  # the map of a square image
+        return x.mean((1, 2) if channels_last or square else (2, 3))
+    if x.ndim == 3:
+        return masked_mean(*to_tokens(features, x.shape[2]))
+    return x
 
 
 _INSTEAD = {
     "feature_map": "attach to the trunk, loss.attach(trunk, embedder=head)",
-    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2]) for an nn.Sequential",
+    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2], embedder=head) for an "
+    "nn.Sequential",
     "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
     'features=fc(pooled.detach()), or choose gradient="all"',
 }
@@ -318,7 +383,7 @@ def _no_embeddings(came: Any) -> str:
     if isinstance(came, Tensor):
         got = f"{came.dtype} {tuple(came.shape)}"
     elif isinstance(came, Mapping):
-        way_out = f"pass the tensor in it, such as output.{next(iter(came), '...')}"
+        way_out = f"pass the tensor in it, such as output.{floating(came, 'sentence_embedding')}"
     return f"embeddings: expected a floating point tensor (N, E), got {got}; {way_out}"
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..functional.precision import full_precision
@@ -38,7 +37,7 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
         fits = (
             isinstance(mask, Tensor)
             and mask.shape == features.shape[:2]
-            and mask.dtype == torch.bool
+            and not (mask.is_floating_point() or mask.is_complex())
         )
         if features.ndim != 3 or not (fits or mask is None):
             got = (
@@ -47,9 +46,10 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
                 else type(mask).__name__
             )
             raise ValueError(
-                "features: expected tokens (N, L, C) with a boolean mask (N, L), or None for all, got shapes "
+                "features: expected tokens (N, L, C) with a boolean mask (N, L), or of 0 and 1, got shapes "
                 f"{tuple(features.shape)} and {got}"
             )
+        mask = None if mask is None else mask != 0  # transformers' are integers
     # Through flatten(2), one image's gradient would come back with strides for which torch's batch norm on a CPU
     # has a wrong gradient, without an error.
     x = features.permute(0, 2, 3, 1).flatten(1, 2) if features.ndim == 4 else features

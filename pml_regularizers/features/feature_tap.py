@@ -413,8 +413,19 @@ def first_tensor(features: Any) -> Tensor:
         return first
     way_out = "attach the loss to a module that returns its features"
     if isinstance(features, Mapping):  # Hugging Face's ModelOutput is one
-        names = [name for name in features if name == "last_hidden_state"] or [*features, "..."]
-        way_out = f"pass features=output.{names[0]}, or attach the loss to a module that returns the tensor alone"
+        name = floating(features, "last_hidden_state", "token_embeddings")
+        way_out = f"pass features=output.{name}, or attach the loss to a module that returns the tensor alone"
+        if name in ("last_hidden_state", "token_embeddings"):
+            way_out = (
+                f"pass features=(output.{name}, attention_mask), where the loss reads positions, or their average, "
+                f'or attach to the module in it that returns {name}, pool="avg" where pooled features are read'
+            )
     raise ValueError(
         f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
     )
+
+
+def floating(output: Mapping[str, Any], *first: str) -> str:
+    """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
+    named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    return next((name for name in (*first, *named, *output) if name in output), "...")

@@ -1,11 +1,13 @@
 """Checks of arguments, with one wording for all losses, and what a loss inside another one offers."""
 
+import copy
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 
 def at_least(name: str, value: Any, least: float) -> None:
@@ -50,3 +52,23 @@ def offered_by(inner: nn.Module | None, name: str, outer: nn.Module) -> Any:
             return getattr(inner, name)
         told += f"; {name} the {type(inner).__name__} before it is wrapped, or call attach_all(loss, head)"
     raise AttributeError(told)
+
+
+def refuse_labels(loss: str, reducer: nn.Module, elements: str) -> None:
+    """Raise a ValueError for a reducer that reads labels, where the elements of a loss are no images."""
+    losses = torch.arange(1.0, 5.0, device="cpu")
+    if is_fake(losses):
+        return
+    info = {
+        "losses": losses,
+        "indices": losses.long() - 1,
+        "reduction_type": "element",
+        "divisor": 4,
+    }
+    try:
+        copy.deepcopy(reducer)({"loss": info}, losses.view(4, 1), None)
+    except Exception as error:
+        raise ValueError(
+            f"reducer: {type(reducer).__name__} looks labels up, and the elements of {loss} are {elements}, which "
+            f"have none ({error}); choose another, such as MeanReducer()"
+        ) from None

@@ -80,7 +80,7 @@ def root_mean_square(x: Tensor, count: Tensor | int) -> Tensor:
     largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
     unit = (2.0**-40 * largest).clamp(min=1)
     length = torch.linalg.vector_norm(x / unit.unsqueeze(2), dim=(1, 2)).unsqueeze(1)
-    size: Tensor = (unit * length / (count * x.shape[2]) ** 0.5).clamp(min=1e-12)
+    size: Tensor = (unit * (length / (count * x.shape[2]) ** 0.5)).clamp(min=1e-12)
     return size
 
 

@@ -126,7 +126,8 @@ class EmbeddingHead(FeatureModule):
 
         Args:
             x: (N, C, H, W), (N, H, W, C) or (N, L, C); or an output of Hugging Face's that has `last_hidden_state`.
-            mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
+            mask: (N, L') booleans or integers, such as the `attention_mask` of transformers: not 0 for the patch
+                tokens that count. With prefix tokens, (N, L) as well: theirs are left out.
         """
         x = last_hidden_state(x)
         if not isinstance(x, Tensor):
@@ -136,6 +137,8 @@ class EmbeddingHead(FeatureModule):
         if x.ndim == 4:
             x = self._channels_first(x)
         elif x.ndim == 3:
+            if mask is not None and mask.shape[1:] == x.shape[1:2]:
+                mask = mask[:, self.num_prefix_tokens :]
             prefix, x = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         if self.pool == "token" and x.ndim != 3:
             raise ValueError(f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}')

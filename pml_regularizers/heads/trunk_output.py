@@ -74,13 +74,25 @@ def try_out(network: nn.Module, x: Tensor) -> Any:
         with torch.no_grad():
             return network.eval()(x.to(own.device, own.dtype))
     except Exception as error:
+        way_out = "pass image=..., an image as it takes them"
+        if (width := _text_width(network)) is not None:
+            way_out = (
+                f"it reads text: write head = EmbeddingHead({width}, E), and embed its tokens with "
+                "head(output.last_hidden_state, attention_mask)"
+            )
         raise ValueError(
-            f"trunk: {type(network).__name__} fails for a trial input {tuple(x.shape)} ({error}); pass image=..., "
-            "an image as it takes them"
+            f"trunk: {type(network).__name__} fails for a trial input {tuple(x.shape)} ({error}); {way_out}"
         ) from error
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _text_width(network: nn.Module) -> int | None:
+    """Width of the tokens of a text encoder of Hugging Face's; None for another network."""
+    config = getattr(network, "config", None)
+    text = hasattr(config, "vocab_size") and not hasattr(config, "image_size")
+    return getattr(config, "hidden_size", None) if text else None
 
 
 def trial_image(network: nn.Module) -> Tensor:

@@ -170,7 +170,8 @@ class _Replayed:
 
 def _refuse_vectors(name: str, loss: nn.Module) -> None:
     """Raise a ValueError if a loss's value depends on the vectors while all its distances stay the same."""
-    tried, replayed = copy.deepcopy(loss), []
+    tried = copy.deepcopy(loss)
+    replayed: list[_Replayed] = []
     for module in tried.modules():
         distance = getattr(module, "distance", None)
         for method in ("compute_mat", "pairwise_distance") if distance is not None else ():
@@ -185,9 +186,9 @@ def _refuse_vectors(name: str, loss: nn.Module) -> None:
     for width in dict.fromkeys([*sizes, 6]):  # a loss with proxies takes vectors as wide as these
         vectors, values = torch.arange(1.0, 4 * width + 1, device="cpu").view(4, width).sin(), []
         for again in (False, True):
-            for method in replayed:
-                method.again = again
-                method.values = method.values if again else []
+            for recorded in replayed:
+                recorded.again = again
+                recorded.values = recorded.values if again else []
             with (
                 torch.device("cpu"),
                 torch.random.fork_rng(devices=[]),

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import isfinite
-from typing import Any
+from math import inf, isfinite
+from typing import Any, Literal
 
 import torch
 from pytorch_metric_learning.utils import common_functions as c_f
@@ -19,11 +19,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
     Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
     right reference is left out (metrics are NaN if none is left), and NMI and AMI cluster the queries. Unlike PML,
-    it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
-    `label_comparison_fn` and `knn_func` have no place here: ranks are counted over all references, by equal labels
-    and Euclidean distances. These lose digits if float32 vectors form clouds that lie a hundred times farther apart
-    than the points in a
-    cloud: normalise such vectors, or pass float64.
+    it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's
+    `label_comparison_fn` and `knn_func` are refused: ranks are counted by equal labels and Euclidean distances, and
+    without a search. The distances lose digits if float32 vectors form clouds that lie a hundred times farther
+    apart than the points in a cloud: normalise such vectors, or pass float64.
 
     `left_out` is the number of such queries in the last call, or None if no metric needed ranks.
 
@@ -32,6 +31,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
     Args:
         include, exclude, avg_of_avgs, return_per_class, kmeans_func: See PML's class.
+        k: As in PML, how many neighbours count: a number, "max_bin_count", or None, all. The mean reciprocal rank
+            alone depends on it; a k below the size of a class is refused for metrics at R.
         device: Device to rank on. Default: the accelerator's device, else a GPU if there is one.
         recall_at: The K of each Recall@K; a K above the number of references means all of them. Default: the K of
             the papers on CUB-200-2011 and Cars-196.
@@ -40,7 +41,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
         progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
 
     Raises:
-        ValueError: if `recall_at` is empty or holds anything but integers >= 1.
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1; for `label_comparison_fn` and
+            `knn_func`.
 
     Example:
         >>> calculator = RankAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
@@ -58,20 +60,32 @@ class RankAccuracyCalculator(AccuracyCalculator):
         exclude: Sequence[str] = (),
         avg_of_avgs: bool = False,
         return_per_class: bool = False,
-        *,
+        k: int | Literal["max_bin_count"] | None = None,
+        label_comparison_fn: None = None,
         device: torch.device | None = None,
+        knn_func: None = None,
         kmeans_func: Callable[[Tensor, int], Tensor] | None = None,
+        *,
         recall_at: Sequence[int] = (1, 2, 4, 8),
         accelerator: Any = None,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
     ) -> None:
         if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
+        for name, given, reason in (
+            ("label_comparison_fn", label_comparison_fn, "ranks are counted by equal labels"),
+            ("knn_func", knn_func, "ranks are counted by Euclidean distances, without a search"),
+        ):
+            if given is not None:
+                raise ValueError(
+                    f"{name}: {reason}; leave it out, or take PML's AccuracyCalculator"
+                )
         if device is None and accelerator is not None:
             device = accelerator.device
         super().__init__(
             avg_of_avgs=avg_of_avgs,
             return_per_class=return_per_class,
+            k=k,
             device=device,
             knn_func=False,  # PML's own default needs faiss
             kmeans_func=kmeans_func,
@@ -171,6 +185,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.left_out = None
         if asked - clustering:
             exact = "mean_reciprocal_rank" in asked
+            given["k"] = self._neighbours(labels, is_query, is_reference)
             given["ranks"] = count_ranks(
                 *(parts, labels, is_query, is_reference),
                 normalize=normalize,
@@ -191,6 +206,25 @@ class RankAccuracyCalculator(AccuracyCalculator):
             given["cluster_labels"] = self.sharing.sum(clusters)
         return dict(self._get_accuracy(self.curr_function_dict, **given))
 
+    def _neighbours(self, labels: Tensor, is_query: Tensor, is_reference: Tensor) -> float:
+        """How many neighbours count."""
+        if self.k is None:
+            return inf
+        among = bool((is_query & is_reference).any())
+        asked = torch.isin(labels, labels[is_query]) & is_reference
+        _, counts = labels[asked].unique(return_counts=True)
+        largest = int(counts.max()) - among if len(counts) else 0
+        if self.k == "max_bin_count":
+            return largest
+        at_r = {"r_precision", "mean_average_precision_at_r"} & self.curr_function_dict.keys()
+        if at_r and self.k < largest:
+            raise ValueError(
+                f"k: expected at least {largest}, the right references of a query, for "
+                f"{' and '.join(sorted(at_r))}, "
+                f'got {self.k}; pass k="max_bin_count", or leave it out'
+            )
+        return int(self.k)
+
     # Under PML's names. A mean over no query needs the labels of all.
 
     def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
@@ -199,8 +233,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
     def calculate_precision_at_1(self, **given: Any) -> Any:
         return self._recall(1, **given)
 
-    def calculate_mean_reciprocal_rank(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        return self._mean(1 / ranks.nearest, ranks, query_labels)
+    def calculate_mean_reciprocal_rank(
+        self, ranks: Ranks, query_labels: Tensor, k: float, **_: Any
+    ) -> Any:
+        return self._mean((ranks.nearest <= k) / ranks.nearest, ranks, query_labels)
 
     def calculate_mean_average_precision_at_r(
         self, ranks: Ranks, query_labels: Tensor, **_: Any

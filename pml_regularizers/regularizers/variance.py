@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..distributed import gather_rows
 from ..features.feature_loss import FeatureLoss, already_reduced
+from ..functional.checks import refuse_labels
 
 
 def variance_errors(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
@@ -49,7 +50,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
 
     Default reducer: `MeanReducer()`, eq. 3.
     Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element"; the
-    elements are features, which have no labels for a reducer to look up.
+    elements are features, which have no labels: a reducer that looks labels up is refused.
 
     Shape:
         features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
@@ -113,6 +114,11 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
 
     def get_default_distance(self) -> None:
         """Return None: nothing uses it."""
+
+    def set_reducer(self, reducer: Any) -> None:
+        super().set_reducer(reducer)
+        if reducer is not None:
+            refuse_labels(type(self).__name__, reducer, "features")
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         stages = super()._stages(source)

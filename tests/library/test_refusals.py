@@ -175,6 +175,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     # Ranks
     (lambda: calculator(recall_at=(0, 1)), "recall_at: expected integers >= 1, got"),
+    (lambda: calculator(knn_func=torch.cdist), "knn_func: .* without a search; leave it out"),
+    (lambda: calculator(label_comparison_fn=torch.eq), "label_comparison_fn: ranks are counted by"),
+    (
+        lambda: calculator(k=1).get_accuracy(X, LABELS * 0),
+        "k: expected at least 5, .* got 1; pass k=",
+    ),
     (lambda: calculator(("mean_average_precision",)), "Primary metrics must be one or more of"),
     (lambda: accuracy(X[:0], LABELS[:0]), r"query: .* at least one row .* \(0, 4\)"),
     (lambda: accuracy(X, LABELS[:2]), r"query: expected 6 labels, .* got shape \(2,\)"),

@@ -1,0 +1,139 @@
+"""What would train less than it seems, or something else, is told at once."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses
+from torch import Tensor, nn
+
+from pml_regularizers import (
+    CosinePowersLoss,
+    DistributedLoss,
+    EmbeddingHead,
+    HighOrderMoments,
+    JRSRegularizer,
+)
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def adam(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam([parameter for module in modules for parameter in module.parameters()])
+
+
+Stepped = Callable[[int], list[torch.optim.Optimizer]]
+"""The optimizers that make a step after the n-th backward pass."""
+
+
+def of_the_network(network: nn.Module, loss: nn.Module) -> Stepped:
+    optimizer = adam(network)
+    return lambda step: [optimizer]
+
+
+def of_each(network: nn.Module, loss: nn.Module) -> Stepped:
+    both = [adam(network), adam(loss)]
+    return lambda step: both
+
+
+def of_the_loss_rarely(network: nn.Module, loss: nn.Module) -> Stepped:
+    both = [adam(network), adam(loss)]
+    return lambda step: both if step % 5 == 4 else both[:1]
+
+
+def accumulating(network: nn.Module, loss: nn.Module) -> Stepped:
+    optimizer = adam(network, loss)
+    return lambda step: [optimizer] if step % 3 == 2 else []
+
+
+@pytest.mark.parametrize("around", [lambda loss: loss, DistributedLoss])
+@pytest.mark.parametrize("made", [of_the_network, of_each, of_the_loss_rarely, accumulating])
+def test_parameters_that_no_optimizer_holds(made: Any, around: Any) -> None:
+    network = nn.Linear(5, 4)
+    feature_loss = losses.ProxyAnchorLoss(3, 5)
+    loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, 4), feature_loss=feature_loss, powers=(1, 3))
+    loss = around(loss)
+    chosen = made(network, loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(7):
+            x = torch.rand(6, 5, requires_grad=True)
+            loss(network(x), LABELS, features=x).backward()
+            for optimizer in chosen(step):
+                optimizer.step()
+                optimizer.zero_grad()
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (made is of_the_network)
+    assert all("embeddings.proxies, losses.power_1.proxies, losses.power_3" in x for x in messages)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_passed_features_without_a_gradient(frozen: bool) -> None:
+    loss, features = JRSRegularizer(), torch.rand(6, 5)
+    loss.frozen_features = frozen
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x in (torch.randn(6, 4), torch.randn(6, 4).requires_grad_(), torch.randn(6, 4)):
+            loss.eval()(x, LABELS, features=features)
+            loss.train()(x, LABELS, features=features)
+    told = ["set loss.frozen_features = True" in str(warning.message) for warning in caught]
+    assert told == [True] * (not frozen)
+
+
+@pytest.mark.parametrize(("shift", "powers"), [(0.0, (1, 3)), (1.0, (2, 3)), (0.0, (1, 2))])
+def test_even_powers_of_features_of_both_signs(shift: float, powers: tuple[int, ...]) -> None:
+    loss = CosinePowersLoss(losses.ContrastiveLoss(), powers=powers)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            loss(torch.randn(6, 4), LABELS, features=torch.linspace(-1, 1, 30).view(6, 5) + shift)
+    told = [str(warning.message) for warning in caught]
+    assert [x[:17] for x in told] == ["powers: 2 is even"] * (powers == (1, 2))
+
+
+def test_a_map_is_pooled_where_pooled_features_are_read() -> None:
+    maps, mask = torch.rand(6, 5, 3, 3), torch.arange(7) < torch.arange(1, 7)[:, None]
+    tokens = maps.flatten(2)[:, :, :7].mT
+    means = (tokens * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    stage, embedder = nn.Identity(), nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
+    loss = CosinePowersLoss(losses.ContrastiveLoss())
+    loss.attach(stage, embedder=embedder, frozen=True, pool="avg")
+    loss.frozen_features = True
+    for x, right in ((maps, maps.mean((2, 3))), (maps.permute(0, 2, 3, 1), maps.mean((2, 3)))):
+        embeddings = embedder(stage(x))
+        value = loss(embeddings, LABELS)
+        torch.testing.assert_close(value, loss(embeddings, LABELS, features=right))
+    stage((tokens, mask.long()))
+    embeddings = embedder(maps)
+    value = loss(embeddings, LABELS)
+    torch.testing.assert_close(value, loss(embeddings, LABELS, features=means))
+
+
+def test_integer_masks_as_transformers_returns_them() -> None:
+    tokens, mask = torch.randn(6, 5, 3), torch.arange(5) < torch.arange(1, 7)[:, None]
+    for prefix in (0, 1):
+        head = EmbeddingHead(3, 4, num_prefix_tokens=prefix)
+        right = head(tokens, mask[:, prefix:])
+        assert torch.equal(head(tokens, mask.long()), right)
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e38])
+def test_features_at_the_ends_of_the_range_have_their_directions(size: float) -> None:
+    loss, x = CosinePowersLoss(losses.TripletMarginLoss()), torch.rand(6, 5)
+    embeddings = torch.randn(6, 4)
+    found = loss(embeddings, LABELS, features=size * x)
+    torch.testing.assert_close(found, loss(embeddings, LABELS, features=x), rtol=1e-4, atol=0)
+    if size > 1:
+        moments = HighOrderMoments(5, moment_dim=6, scale=False)
+        torch.testing.assert_close(moments(size * x[:, None]), moments(x[:, None]))
+
+
+def test_a_row_of_zeros_has_the_gradient_of_its_tensor_product() -> None:
+    x: Tensor = torch.rand(6, 5)
+    x[0] = 0
+    CosinePowersLoss(losses.TripletMarginLoss())(
+        torch.randn(6, 4), LABELS, features=x.requires_grad_()
+    ).backward()
+    assert x.grad is not None and not x.grad[0].any() and 0 < x.grad.abs().max() < 1e3
