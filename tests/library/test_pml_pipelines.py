@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners, samplers, trainers
+from pytorch_metric_learning import losses, miners, samplers, testers, trainers
 from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from pml_regularizers import (
     BinomialDevianceLoss,
+    CosinePowersLoss,
     EnergyConfusionRegularizer,
     JRSRegularizer,
+    RankAccuracyCalculator,
     VarianceRegularizer,
     attach_all,
 )
@@ -146,3 +149,60 @@ def test_all_systems_with_two_streams() -> None:
         torch.cat([labels, labels]),
         c_f.shift_indices_tuple(mined, len(labels)),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classifier", "memory", "MoCo", "sub-center", "sum", "wrapper"])
+def test_the_idioms_of_the_notebooks_of_pml(kind: str) -> None:
+    """Each as in PML's documentation, with one line that puts powers around its loss."""
+    network, labels = Attended(), torch.arange(CLASSES).repeat(BATCH // CLASSES)
+    triplet, width = losses.TripletMarginLoss(), network.head.embedding_size
+    loss: Any = {
+        "memory": lambda: losses.CrossBatchMemory(losses.NTXentLoss(), width, memory_size=32),
+        "MoCo": lambda: losses.CrossBatchMemory(losses.NTXentLoss(), width, memory_size=32),
+        "sub-center": lambda: losses.SubCenterArcFaceLoss(
+            num_classes=CLASSES, embedding_size=width
+        ),
+    }.get(kind, lambda: triplet)()
+    inner = loss
+    loss = CosinePowersLoss(loss, feature_loss=triplet, powers=(1, 3)).attach(network.head)
+    optimizer = torch.optim.SGD([*network.parameters(), *loss.parameters()], lr=0.05)
+    if kind == "sum":
+        loss = losses.MultipleLosses([loss, losses.ContrastiveLoss()], weights=[1, 0.5])
+    elif kind == "wrapper":
+        loss = DistributedLossWrapper(loss)
+    elif kind == "classifier":
+        pipeline, classifier = Pipeline(), torch.nn.Linear(width, CLASSES)
+        loss.attach(pipeline.network.head)
+        models = {"trunk": pipeline.network.trunk, "embedder": pipeline.network.head}
+        pipeline.trainer(
+            trainers.TrainWithClassifier,
+            models={**models, "classifier": classifier},
+            optimizers={
+                f"{name}_optimizer": torch.optim.SGD(model.parameters(), lr=0.05)
+                for name, model in {**models, "classifier": classifier}.items()
+            },
+            loss_funcs={"metric_loss": loss, "classifier_loss": torch.nn.CrossEntropyLoss()},
+        ).train(num_epochs=1)
+        network = pipeline.network
+    for _ in range(3):
+        x = torch.randn(BATCH, 3, 8, 8)
+        more: dict[str, Any] = {"enqueue_mask": torch.arange(BATCH) >= 4} if kind == "MoCo" else {}
+        value = loss(network(x), labels, **more)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        assert value.isfinite() and value > 0
+    if kind in ("memory", "MoCo"):
+        assert loss.queue_idx == inner.queue_idx == 3 * (4 if more else BATCH)
+    if kind == "sub-center":
+        assert len(loss.get_outliers(network(x).detach(), labels)[0]) <= BATCH
+    tester = testers.GlobalEmbeddingSpaceTester(
+        accuracy_calculator=RankAccuracyCalculator(
+            ("precision_at_1", "mean_average_precision_at_r"), k="max_bin_count"
+        ),
+        dataloader_num_workers=0,
+    )
+    data = {"val": TensorDataset(torch.randn(12, 3, 8, 8), torch.arange(3).repeat(4))}
+    found = tester.test(data, 0, network.trunk, network.head)["val"]
+    assert 0 <= found["precision_at_1_level0"] <= 1

@@ -188,7 +188,9 @@ class PML(AccuracyCalculator):
 
 @pytest.mark.parametrize("how", ["alone", "apart", "same", "overlapping"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=["mean", "avg", "per"]
+    "settings",
+    [{}, {"avg_of_avgs": True}, {"return_per_class": True}, {"k": "max_bin_count"}, {"k": 63}],
+    ids=["mean", "avg", "per", "max", "63"],
 )
 def test_every_metric_equals_that_of_pml(how, settings):
     """Lone queries, lone references and classes of many sizes; NMI and AMI use the same clusters."""
