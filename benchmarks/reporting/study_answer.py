@@ -20,7 +20,12 @@ def has_papers(study: StudyFile) -> bool:
 
 
 def cost(results: Results, comparison: Comparison) -> float | None:
-    """The time of a training step of `better`, as a multiple of that of `than`; None if runs did not tell."""
+    """The time of a training step of `better`, as a multiple of that of `than`.
+
+    None for an interaction, and if runs did not tell.
+    """
+    if comparison.beyond:
+        return None
     better, than = (
         [run.get("images_per_second", 0.0) for run in results.get(row, {}).values()]
         for row in comparison.rows()

@@ -79,9 +79,10 @@ def neutral(
     """The same with the compared methods' names in place of claims, which a verdict may deny."""
 
     def named(comparison: Comparison) -> Comparison:
-        sides = (side.partition(":") for side in (comparison.better, comparison.than))
-        better, than = (row_name(labels[row], output or "embedding") for row, _, output in sides)
-        return replace(comparison, claim=f"{better} beside {than}")
+        sides = (side.partition(":") for side in comparison.sides())
+        names = [row_name(labels[row], output or "embedding") for row, _, output in sides]
+        pairs = [" beside ".join(names[k : k + 2]) for k in range(0, len(names), 2)]
+        return replace(comparison, claim=", less ".join(pairs))
 
     study = replace(study, comparisons=[named(comparison) for comparison in study.comparisons])
     return study, [replace(one, comparison=named(one.comparison)) for one in findings]

@@ -145,7 +145,7 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str
     hopeless = [row for row, of in tried.items() if of and best(of) is None]
     told = {row: f" (all settings of `{row}` diverged)" for row in hopeless}
     lacking = [
-        f"`{of.name}`{''.join(told.get(row, '') for row in of.rows())}"
+        f"`{of.name}`{''.join(told.get(row, '') for row in of.all_rows())}"
         for of in study.comparisons
         if of.name not in measured
     ]
@@ -246,7 +246,7 @@ def _processors(findings: Sequence[Finding], results: Results) -> str:
     one, several, unknown = "one", "several, which round differently,", "not recorded"
     groups: dict[str, list[str]] = {one: [], several: [], unknown: []}
     for finding in findings:
-        rows = [results[row].values() for row in finding.comparison.rows()]
+        rows = [results[row].values() for row in finding.comparison.all_rows()]
         found = {result.get("processor") for result in chain(*rows)}
         group = unknown if None in found else one if len(found) == 1 else several
         groups[group].append(f"`{finding.comparison.name}`")

@@ -39,6 +39,6 @@ def compared(name: str, better: str = "new", **about: Any) -> Comparison:
 
 
 def study_of(*comparisons: Comparison, **changes: Any) -> StudyFile:
-    rows = {row: StudyRow(f"toy/table/{row}") for one in comparisons for row in one.rows()}
+    rows = {row: StudyRow(f"toy/table/{row}") for one in comparisons for row in one.all_rows()}
     given = {"rows": rows, "seeds": Seeds(count=N), **changes}
     return StudyFile("toy", "Does it help?", comparisons=[*comparisons], **given)

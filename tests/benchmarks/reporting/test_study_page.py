@@ -205,9 +205,11 @@ def test_what_is_not_measured_yet_is_named():
     lost = Candidate({RATE: 3.0}, None, [0, 1])
     tried = {"c": [lost], "b": [Candidate({RATE: 1.0}, 0.2, []), lost]}
     rows = {row: StudyRow("x", choose={RATE: [1.0, 3.0]}) for row in ("base", *"abc")}
-    page = page_of(*made({"a": 0.0}, rows=rows), tried=tried)
-    hopeless = "(all settings of `c` diverged)"
-    assert f"Not measured yet: `2`; `3` {hopeless}; `own, sketch`; `A/A` {hopeless}." in page
+    more = compared("+", "a", beyond=["c", "base"], family="interaction")
+    page = page_of(*made({"a": 0.0}, [*COMPARISONS, more], rows=rows), tried=tried)
+    told = page.replace(" (all settings of `c` diverged)", "!")
+    assert "Not measured yet: `2`; `3`!; `own, sketch`; `A/A`!; `+`!." in told
+    assert "| + | (`a` - `base`) - (`c` - `base`) | Recall@1 |" in page
     assert "| `c` |  | learning_rate |  | 3: diverged (draws 0, 1) | 1 |" in page
 
 

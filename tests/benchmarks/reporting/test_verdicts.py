@@ -51,13 +51,19 @@ def test_fewer_than_five_equal_differences_have_no_interval():
         assert tested.over == "seeds"
 
 
-def test_a_class_counts_by_its_queries():
-    classes, queries, seeds = np.array([1.0, -2.0, 4.0]), [50, 30, 20], 4
-    weights = np.array([0.5, 0.3, 0.2])
-    squares = float(np.sum(weights**2 * (classes - classes @ weights) ** 2))
-    error, freedom = crossed_error(np.tile(classes, (seeds, 1)), queries)  # no seed differs
-    assert error**2 == pytest.approx(squares * 3 / 2 - squares / seeds * 12 / 11)
-    assert freedom == 2
+@pytest.mark.parametrize(("of_seeds", "of_classes", "largest"), [(1, 1, 0), (1, 0, 1), (0, 1, 2)])
+def test_a_class_counts_by_its_queries_and_the_largest_of_three_variances(
+    of_seeds, of_classes, largest
+):
+    weights, seeds = np.array([0.5, 0.3, 0.2]), np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    table = of_seeds * seeds + of_classes * np.array([1.0, -2.0, 4.0])
+    mean = np.mean(table @ weights)
+    by_seed = np.sum((table @ weights - mean) ** 2) / 4**2 * 4 / 3
+    by_class = np.sum((weights * (table.mean(axis=0) - mean)) ** 2) * 3 / 2
+    both = by_seed + by_class - np.sum((weights * (table - mean)) ** 2) / 4**2 * 12 / 11
+    assert np.argmax(variances := [both, by_seed, by_class]) == largest
+    error, freedom = crossed_error(table, queries=[50, 30, 20])
+    assert (error**2, freedom) == (pytest.approx(variances[largest]), 2)
 
 
 def test_classes_without_queries_are_no_classes():
@@ -264,6 +270,29 @@ def test_test_classes_take_part_where_both_rows_have_them():
     [some] = judge(study, both)
     assert some.tested.over == "seeds alone"  # the page marks what would look like certainty
     assert some.tested.half_width == alone.tested.half_width
+
+
+def test_an_interaction_is_a_difference_of_differences_by_seed_and_class():
+    rows, queries = ("new", "base", "other", "plain"), np.array([30, 10, 20])
+    stored = np.random.default_rng(6).integers(0, 10_000, (4, N, 3))  # hundredths of a percent
+    results: dict[str, Any] = {}
+    for row, table in zip(rows, stored, strict=True):
+        means = table @ queries / 60 / 10_000
+        per_class = [{"queries": queries.tolist(), RECALL: one.tolist()} for one in table]
+        results[row] = {
+            seed: {"metrics": {RECALL: means[seed]}, "outputs": {}, "curve": {}, "per_class": one}
+            for seed, one in enumerate(per_class)
+        }
+    study = study_of(compared("1", beyond=["other", "plain"], family="interaction"))
+    [tested] = [finding.difference for finding in judge(study, results)]
+    new, base, other, plain = stored / 100
+    by_class = (new - base) - (other - plain)
+    values = by_class @ queries / 60
+    assert tested.differences == pytest.approx(values.tolist())
+    assert tested == assess(tested.differences, by_class, queries.tolist())
+    assert (tested.over, tested.freedom) == ("seeds and classes", 2)
+    del results["plain"][3]
+    assert judge(study, results) == [], "as long as a run of one side is missing"
 
 
 def test_a_method_is_pooled_over_its_base_losses():

@@ -67,6 +67,15 @@ def test_studies_of_the_runner_are_read():
         (compared("binomial"), "comparisons.1: compares 'binomial' with itself"),
         (compared("binomial_horde", reported=["horde/table1/cub_abe"]), "expected two recipes"),
         (compared("a"), "comparisons.1: no row 'a'"),
+        (
+            compared("binomial_horde", beyond=["a"], family="x"),
+            "two sides, in a family that is not",
+        ),
+        (
+            compared("binomial_horde", beyond=["a", "b"]),
+            "1.beyond: expected two sides, in a family",
+        ),
+        (compared("binomial_horde", beyond=["a", "b"], family="x"), "comparisons.1: no row 'a'"),
         (rows({"settings": [DRAW]}), "its rows have different --data.test_classes"),
         (rows({}, settings=[DRAW], takes=["binomial"]), "may have seen this row's test classes"),
     ],
