@@ -13,6 +13,8 @@ from pml_regularizers.regularizers.energy_confusion import energy_confusion
 from tests.library.contract import LOSSES, MODULES, Batch, call
 from tests.support.apple import APPLE, Apple
 
+pytestmark = pytest.mark.filterwarnings("ignore:powers. .* even and cannot tell opposite features")
+
 # Of the largest entry: in float32, by other kernels.
 NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
