@@ -30,7 +30,7 @@ PHOTOGRAPHS = "photographs_"
 OF_PHOTOGRAPHS = (
     *("cars", "cars_longer", "cars_orders", "cars_others", "cars_tuned", "birds_whole"),
     *("grocery", "grocery_controls", "grocery_jrs", "grocery_rates", "jrs_butterflies"),
-    *("mechanism_birds", "mechanism_butterflies", "mechanism_losses"),
+    *("mechanism_birds", "mechanism_butterflies", "mechanism_losses", "heads"),
 )
 STUDIES = {
     **{"claims": "glyphs", "fixed_projections": "glyphs_fixed"},
@@ -45,6 +45,7 @@ TEST_CLASSES = {
     "birds.txt": "40738155192237cb00d7cd5eaf1b30c8d1713e1926d994a23d5ed291e4d4dcb6",
     "butterflies.txt": "7a20bff0af44e81091ecc709db8f7320a09349bb017c1631808741bb6e1bc002",
     "cars.txt": "05469a8cb0bca61ff1554fd6cd780a39a9658147dd0b2574d92d8fc1b11a9334",
+    "flowers.txt": "3dd014459a5ec27e04f5c2d89401c1a013e52b2612ab721bf59b3418f7705122",
     "grocery_test_classes_0.txt": "d90085ce828c374bf1836de2387599a7d700570f3a4c28ab080d36a7d5d7a230",
     "grocery_test_classes_1.txt": "aa33f5bafdbe9d0c770cc085f76f50ee598289c2709a89d787dd50ca7cb555a8",
     "grocery_test_classes_2.txt": "6e01a0222e2e1ed829732f1974f7e4dbd4d4ff31030932212af31601d6bf0218",
@@ -79,7 +80,7 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
     monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
     kinds = {kind: kind for kind in ("cars", "birds", "butterflies")}
-    kinds |= {"mechanism_losses": "butterflies"}
+    kinds |= {"mechanism_losses": "butterflies", "heads": "flowers"}
     test_classes = [
         f"--data.test_classes={kind}.txt" for word, kind in kinds.items() if word in file
     ]
