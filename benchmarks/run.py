@@ -172,6 +172,8 @@ class OngoingRun:
             self.start()
         if state.step < self.sampler.steps:
             self.train()
+        elif state.step == 0:
+            self._save()
         if state.stopped_by is not None:
             self.record.update(wall_time_s=state.seconds)
             _stop(state.stopped_by)
@@ -184,8 +186,8 @@ class OngoingRun:
         """
         experiment, (train, test, _) = self.experiment, self.images
         size = experiment.model.embedding_size
-        if experiment.model.head == "pca":
-            evaluation.set_head(self.evaluator, train, size)
+        if (head := experiment.model.head) in ("pca", "whitened"):
+            evaluation.set_head(self.evaluator, train, size, whiten=head == "whitened")
         if experiment.data.split != "test":
             return
         metrics, outputs, by_class = evaluation.test_untrained(
@@ -264,7 +266,8 @@ class OngoingRun:
             peak_memory_gib=records.peak_memory(),
             files=records.digests(path),
             wall_time_s=state.seconds + time.perf_counter() - begun,
-            images_per_second=state.step * self.sampler.batch_size / state.busy_seconds,
+            images_per_second=state.busy_seconds
+            and state.step * self.sampler.batch_size / state.busy_seconds,
         )
         self._report()
 

@@ -135,7 +135,7 @@ def _unknown_trunk(trunk: str) -> str:
 
 def _head(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, EmbeddingHead]:
     settings = {name: getattr(model, name) for name in ("pool", "bias", "normalize", "init")}
-    settings["bias"] |= model.head == "pca"
+    settings["bias"] |= model.head in ("pca", "whitened")
     if model.attention is not None:
         description = model.attention.description
         settings["attention"] = lambda C: build(description, "model.attention", num_features=C)

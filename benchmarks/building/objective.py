@@ -73,6 +73,6 @@ def build_optimizer(
         optimization.scheduler.description,
         "optimization.scheduler",
         optimizer=optimizer,
-        total_steps=optimization.steps,
+        total_steps=max(1, optimization.steps),
         max_lr=[group["lr"] for group in groups],
     )

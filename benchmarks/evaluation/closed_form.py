@@ -22,17 +22,25 @@ def head_of(evaluator: Evaluator) -> EmbeddingHead | None:
     return network.head if isinstance(network.head, EmbeddingHead) else None
 
 
-def set_head(evaluator: Evaluator, train: Glyphs | ImageSet, size: int) -> nn.Linear:
+def set_head(
+    evaluator: Evaluator, train: Glyphs | ImageSet, size: int, *, whiten: bool = False
+) -> nn.Linear:
     """Set the head's layer to the principal components of the training images' features; all processes call this.
 
     A layer that is there keeps its parameters, which get the values; else the head gets one of this size.
+
+    Args:
+        whiten: To the components after within-class whitening.
     """
     head = head_of(evaluator)
     assert head is not None  # the settings refuse an ensemble
     with (extract := Extract(evaluator.model, of_layer=True)):
-        _, _, features = evaluator.embed(train, extract)
+        _, labels, features = evaluator.embed(train, extract)
     layer = head.fc if isinstance(head.fc, nn.Linear) else nn.Linear(head.in_channels, size)
-    pca_init_(layer, features)
+    if whiten:
+        whitening_init_(layer, features, labels)
+    else:
+        pca_init_(layer, features)
     own = next(evaluator.model.parameters())
     layer.to(evaluator.accelerator.device, own.dtype)
     with torch.no_grad():

@@ -39,7 +39,7 @@ register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=
 
 BatchNorm = Literal["train", "frozen_statistics", "frozen"]
 
-Head = Literal["random", "pca", "none"]
+Head = Literal["random", "pca", "whitened", "none"]
 
 
 @dataclass
@@ -75,8 +75,10 @@ class Model:
         frozen_stages: Freeze the stem and this many of the trunk's stages, from below, with their batch norm and
             dropout as in a test; timm says what a stage is. Default: none.
         head: Start of the head's linear layer: "random" numbers; "pca", the principal components of the untrained
-            trunk's features of the training images, which needs weights of the trunk; or "none": the trunk trains
-            without it, and the test adds the components of the trained features. docs/heads.md compares them.
+            trunk's features of the training images, which needs weights of the trunk; "whitened", these components
+            after within-class whitening: for `optimization.steps: 0`, since a training starts better from "pca"; or
+            "none": the trunk trains without it, and the test adds the components of the trained features.
+            docs/heads.md compares them.
         embedding_size: Width of the embeddings; with head "none", those of the test.
         pool: How the head pools the feature map.
         bias: Give a "random" layer a bias; the others have one.
@@ -136,7 +138,7 @@ class Optimization:
     """Optimization of the parameters.
 
     Args:
-        steps: Length of the training.
+        steps: Length of the training; 0 tests the network as it starts, without curves.
         optimizer: Class of the optimizer.
         learning_rate: Learning rate of the trunk and the head.
         loss_learning_rate: Learning rate of the loss's own parameters; default: `learning_rate`.
@@ -147,7 +149,7 @@ class Optimization:
             see `pml_regularizers.GradientCache`. Default: one pass.
     """
 
-    steps: PositiveInt = 1500
+    steps: NonNegativeInt = 1500
     optimizer: ClassSpec = field(
         default_factory=lambda: ClassSpec({"class_path": "torch.optim.Adam"})
     )
@@ -302,6 +304,9 @@ class Experiment:
             yield "data.split: all leaves no unseen classes; set protocol to paper, and evaluation.every to 0"
         if self.protocol == "fair" and not curves:
             yield "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
+        if not self.optimization.steps and (self.protocol == "fair" or evaluation.oracle):
+            asked = "protocol: fair" if self.protocol == "fair" else "evaluation.oracle"
+            yield f"optimization.steps: 0 trains nothing, and {asked} chooses among steps; leave one of them out"
         if self.protocol == "fair" and evaluation.oracle:
             yield "evaluation.oracle: protocol fair reads the test classes once, at the end; leave it out"
         if evaluation.oracle and not (curves and test):

@@ -99,7 +99,8 @@ def build_parts(
     show_to(model.trunk, datasets, data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
     _check_batch_norm(experiment, model, accelerator)
-    _take_trial_step(experiment, model, loss)
+    if steps:
+        _take_trial_step(experiment, model, loss)
     _check_outputs(experiment, datasets, find_horde(loss), model)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
@@ -200,6 +201,11 @@ def _check_outputs(
                 f"model.head: {experiment.model.head}: {size} principal components of the {model.head.in_channels} "
                 f"features of {images} training images; expected model.embedding_size of at most {most}"
             )
+    if experiment.model.head == "whitened" and images == len(datasets.train.labels.unique()):
+        raise ConfigError(
+            "model.head: whitened: each training class has one image, so that there is nothing to whiten by; add "
+            "images, or take pca"
+        )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
     check_parts(settings, datasets.test, datasets.train)

@@ -31,7 +31,7 @@ from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.training import trial
-from tests.benchmarks.runs import assert_same_trace, finished, forget, traced
+from tests.benchmarks.runs import assert_same_trace, finished, forget, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
@@ -138,6 +138,24 @@ def test_the_network_is_tested_before_training(
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
     assert len(steps) == 4
     assert_same_trace(steps, untested, 0)
+
+
+def test_a_network_that_trains_nothing_is_tested_and_resumed(
+    short: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    settings = [*short, "--optimization.steps=0", "--model.head=whitened", "--evaluation.every=2"]
+    settings += [
+        "--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR}",
+        "--model.embedding_size=8",
+    ]
+    record = finished(settings, folder)
+    outputs = record["outputs"]
+    assert record["metrics"] == record["before_training"] == outputs["untrained_whitened"]
+    assert record["metrics"] != outputs["untrained_pca"] and not record["never_acted"]
+    assert load_checkpoint(folder, run_identity(record))["step"] == 0
+    mark_unfinished(folder)
+    assert finished([*settings, "--resume"], folder)["metrics"] == record["metrics"]
 
 
 def test_fair_can_leave_the_test_classes_alone(short: list[str], tmp_path: Path) -> None:

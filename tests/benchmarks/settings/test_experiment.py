@@ -63,6 +63,7 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--data.samples_per_class=100", "(100), got 80; 100 fits"),
     ("--evaluation.recall_at=[]", "evaluation.recall_at: expected at least one K"),
     ("{protocol: fair, evaluation: {oracle: true}}", "evaluation.oracle: protocol fair reads the"),
+    ("{protocol: fair, optimization: {steps: 0}}", "optimization.steps: 0 trains nothing, and"),
     ("--data.split=all", "data.split: all leaves no unseen classes; set protocol to paper, and"),
     ("--data={dataset: table, table: t.csv, known_classes: true}", "data.known_classes: curves"),
     ("{protocol: fair, evaluation: {every: 0}}", "evaluation.every: protocol fair"),
