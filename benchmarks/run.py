@@ -8,7 +8,6 @@ the run failed (run.json says why), 2 if it cannot start, 3 if another process i
 was stopped and has saved.
 """
 
-import errno
 import os
 import signal
 import sys
@@ -29,7 +28,6 @@ if __package__ in (None, ""):  # started as a file
 from benchmarks import (
     building,
     console,
-    datasets,
     evaluation,
     records,
     reporting,
@@ -39,9 +37,6 @@ from benchmarks import (
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Errors of a disk that is full, over its quota, read-only or broken."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +76,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         accelerator.print("\nstopped; rerun the same command with --resume to continue")
         raise
     except BaseException as error:
-        line = _told(error, command)
+        line = training.expected_failure(error, command.experiment)
         if run is not None:
             run.note_failure(error, line)
         if line is None:
@@ -289,30 +284,6 @@ class OngoingRun:
                 diverged=isinstance(error, records.NonFiniteError),
                 traceback=cause and "".join(traceback.format_exception(cause)),
             )
-
-
-def _told(error: BaseException, command: settings.Command) -> str | None:
-    """One line about an expected failure; None for a fault of the program."""
-    place = command.experiment.output
-    for cause in console.causes(error):
-        if console.lacks_shared_memory(cause):
-            break
-        if isinstance(cause, OSError) and cause.errno in DISK:
-            return (
-                f"{cause.filename or place}: {cause.strerror}; repair that, and rerun the same command with "
-                "--resume"
-            )
-    if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        line = console.machine_failure(error)
-        if line is None and isinstance(error, training.StepError):
-            line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"
-        return line
-    # A data-loader worker's error carries the worker's traceback before its own line.
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
-    if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
-        line += f"; {datasets.verify_command(vars(command.experiment.data))} finds all files of this kind"
-    return line
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from .recipe_list import recipe_table as recipe_table
 from .rows import differing_settings as differing_settings
 from .study_answer import (
     MANY as MANY,
-    Choice as Choice,
     advice as advice,
+)
+from .study_choice import (
+    Choice as Choice,
     choose as choose,
 )
 from .study_html import study_html as study_html

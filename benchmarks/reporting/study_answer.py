@@ -1,13 +1,12 @@
 """The first sentences of a study's pages: which method helps, by how much, and what it costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.datasets import queries_text
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.untrained import Untrained, best_untrained
+from benchmarks.reporting.study_choice import Choice, choose, mean_percent, measured
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
 
@@ -34,53 +33,6 @@ def cost(results: Results, comparison: Comparison) -> float | None:
     return float(np.median(than) / np.median(better)) if known else None
 
 
-def _measured(findings: Sequence[Finding]) -> list[Finding]:
-    """The main comparisons that have a result."""
-    return [f for f in findings if f.comparison.family == MAIN and f.tested]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a study recommends. Whatever names, marks or pictures the best network asks for it here."""
-
-    row: str
-    finding: Finding | None  # the comparison behind it; None if no main one has a result
-    untrained: Untrained | None  # what the row's networks were before training, at best
-
-    def stars(self, finding: Finding) -> list[bool]:
-        """For each side of a comparison, True if it is the recommended row in the comparison behind it."""
-        behind = (
-            self.finding is not None and self.finding.comparison.name == finding.comparison.name
-        )
-        return [behind and row == self.row for row in finding.comparison.rows()]
-
-
-def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> Choice:
-    """The best row of those that are shown to help, or else of the losses alone, beside what comes nearest to it.
-
-    That is the loss that the row gains most over, or the method that could gain most over the loss.
-    """
-    main = _measured(findings)
-    gains = {f.comparison.rows()[0]: f.difference.mean for f in main if f.is_gain}
-    rows = list(gains) or [f.comparison.rows()[1] for f in main or findings]
-    if gains and study.has_blocks():  # the means of different test sets cannot be compared
-        row = max(gains, key=gains.__getitem__)
-    else:
-        row = max(rows, key=lambda row: _mean(results[row], study.primary))
-    untrained = best_untrained(*results[row].values(), metric=study.primary)
-    if gains:
-        near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
-        return Choice(row, max(near, key=lambda f: f.difference.mean), untrained)
-    near = [f for f in main if f.comparison.rows()[1] == row]
-    return Choice(row, max(near, key=_most, default=None), untrained)
-
-
-def _most(finding: Finding) -> float:
-    """The largest gain that its interval allows, or its mean."""
-    tested = finding.difference
-    return tested.limits()[1] if tested.has_interval else tested.mean
-
-
 def advice(
     study: StudyFile, findings: Sequence[Finding], results: Results, labels: Mapping[str, str]
 ) -> list[str]:
@@ -98,8 +50,8 @@ def advice(
     train = "If you train all the same, do so with" if lost else "Train with"
     better, than = comparison.rows()
     metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
-    main = _measured(findings)
-    score, unseen = _mean(results[row], study.primary), "on classes it was not trained on"
+    main = measured(findings)
+    score, unseen = mean_percent(results[row], study.primary), "on classes it was not trained on"
     if finding.is_gain and row == better:
         spent = ""
         if ratio := cost(results, comparison):
@@ -144,7 +96,7 @@ def advice(
         if few:
             more = ", or more trainings" * (study.seeds.count < MANY)
             told.append(f"More classes would tell{more}.")
-    means = {r: _mean(results[r], study.primary) for f in main for r in f.comparison.rows()}
+    means = {r: mean_percent(results[r], study.primary) for f in main for r in f.comparison.rows()}
     top = max(means, key=means.__getitem__)
     if means[top] > score and not study.has_blocks():
         alone = "" if top in {f.comparison.rows()[0] for f in main} else " alone"
@@ -212,15 +164,9 @@ def answer(
     return " ".join(sentences)
 
 
-def _mean(runs: Mapping[int, Result], metric: str) -> float:
-    """In percent; 0 if no run has it."""
-    values = [run["metrics"][metric] for run in runs.values() if metric in run["metrics"]]
-    return 100 * float(np.mean(values or [0.0]))
-
-
 def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     comparison, told = finding.comparison, _list(study, [finding])
-    after, before = (_mean(results[row], study.primary) for row in comparison.rows())
+    after, before = (mean_percent(results[row], study.primary) for row in comparison.rows())
     of_rows = comparison.rows() == [comparison.better, comparison.than]  # of embeddings
     if of_rows and not comparison.metric:
         told += f" (from {before:.2f} to {after:.2f} %)"
@@ -245,7 +191,10 @@ def _lost(
     """What the recommended training lost against the untrained network; nothing if it did not lose."""
     if choice.untrained is None or (metric := choice.untrained.lost(study.primary)) is None:
         return []
-    lost, score = choice.untrained.told(study.primary, digits), _mean(results[choice.row], metric)
+    lost, score = (
+        choice.untrained.told(study.primary, digits),
+        mean_percent(results[choice.row], metric),
+    )
     sentence = (
         f"{lost[0].upper()}{lost[1:]}: with {name}, {metric_name(metric)} is {score:.{digits}f} %."
     )
@@ -264,7 +213,7 @@ def _before(
     )
     before, after = (
         100 * untrained.metrics[study.primary],
-        _mean(results[choice.row], study.primary),
+        mean_percent(results[choice.row], study.primary),
     )
     return [f"The {which} has {before:.{digits}f} %, that of {name} {after:.{digits}f} %."]
 

@@ -11,7 +11,8 @@ from markupsafe import Markup, escape
 
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
-from benchmarks.reporting.study_answer import Choice, advice, choose, cost
+from benchmarks.reporting.study_answer import advice, cost
+from benchmarks.reporting.study_choice import Choice, choose
 from benchmarks.reporting.study_page import Tried, study_content, verdict
 from benchmarks.reporting.svg import colour_of, forests
 from benchmarks.reporting.templates import fill

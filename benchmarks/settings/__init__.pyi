@@ -23,11 +23,13 @@ from .errors import (
     one_line as one_line,
 )
 from .experiment import (
-    BatchNorm as BatchNorm,
     Evaluation as Evaluation,
     Experiment as Experiment,
-    Model as Model,
     Optimization as Optimization,
+)
+from .model import (
+    BatchNorm as BatchNorm,
+    Model as Model,
 )
 from .recipe_files import (
     Entry as Entry,
@@ -44,6 +46,8 @@ from .study_files import (
     StudyFile as StudyFile,
     StudyRow as StudyRow,
     digest as digest,
+)
+from .study_reading import (
     read_study as read_study,
     study_names as study_names,
 )

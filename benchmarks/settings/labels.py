@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.console import printable
-from benchmarks.settings.experiment import ClassSpec, WeightedLoss
+from benchmarks.settings.class_spec import ClassSpec
+from benchmarks.settings.experiment import WeightedLoss
 
 
 def label_of(losses: Sequence[WeightedLoss], miner: ClassSpec | None) -> str:

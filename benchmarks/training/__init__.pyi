@@ -1,12 +1,12 @@
 from .batches import training_loader as training_loader
 from .cached_views import CachedViews as CachedViews
+from .failures import expected_failure as expected_failure
 from .launcher import check_launcher as check_launcher
 from .loop import (
     StepError as StepError,
     Trainer as Trainer,
 )
-from .state import TrainingState as TrainingState
-from .trial import (
+from .parts import (
     build_parts as build_parts,
     check_parts as check_parts,
     decoded as decoded,
@@ -14,3 +14,4 @@ from .trial import (
     start as start,
     try_one_step as try_one_step,
 )
+from .state import TrainingState as TrainingState

@@ -263,7 +263,7 @@ def test_what_cannot_be_done_is_said_before_the_training(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("benchmarks.training.trial.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.training.parts.find_spec", lambda name: None)
     for setting, line in (
         ("evaluation.orders=true", "evaluation.orders: needs one HORDELoss among the losses"),
         ("evaluation.clustering=true", "evaluation.clustering: needs faiss"),

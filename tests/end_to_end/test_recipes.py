@@ -19,8 +19,9 @@ import yaml
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
+from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.command import parse
-from benchmarks.settings.experiment import ClassSpec, Experiment, WeightedLoss
+from benchmarks.settings.experiment import Experiment, WeightedLoss
 from benchmarks.settings.recipe_files import (
     Entry,
     read_entry,

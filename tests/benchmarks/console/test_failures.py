@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.console import keep_memory, machine_failure
-from benchmarks.run import _told
 from benchmarks.settings import parse
+from benchmarks.training import expected_failure
 from tests.support.processes import environment
 
 MEMORY, WORKERS = "--data.batch_size", "--data.num_workers 0"
@@ -34,7 +34,7 @@ def test_a_failure_of_the_machine_is_one_line_with_the_way_out(error, way_out):
     other = KeyError("x")
     other.__context__ = error
     for raised in (error, other):
-        line = _told(raised, parse([]))
+        line = expected_failure(raised, parse([]).experiment)
         assert line is not None and "\n" not in line and way_out in line and len(line) < 450
 
 
@@ -57,8 +57,11 @@ def test_the_reason_of_a_workers_error_is_not_cut():
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():
-    assert _told(ValueError("memory"), parse([])) is None
-    assert _told(RuntimeError("The size of tensor a (3) must match"), parse([])) is None
+    assert expected_failure(ValueError("memory"), parse([]).experiment) is None
+    assert (
+        expected_failure(RuntimeError("The size of tensor a (3) must match"), parse([]).experiment)
+        is None
+    )
 
 
 def test_windows_is_told_in_one_line(tmp_path):

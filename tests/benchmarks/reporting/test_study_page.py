@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from benchmarks.reporting.study_answer import advice, choose
+from benchmarks.reporting.study_answer import advice
+from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_html import study_html
 from benchmarks.reporting.study_page import Candidate, study_page
 from benchmarks.reporting.svg import study_figures

@@ -12,7 +12,7 @@ from benchmarks.building import network
 from benchmarks.records import describe_launcher
 from benchmarks.run import main
 from benchmarks.settings import ConfigError, parse
-from benchmarks.training import check_launcher, trial
+from benchmarks.training import check_launcher, parts, trial, try_one_step
 from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
 
 PML = "pytorch_metric_learning"
@@ -47,7 +47,7 @@ def losses(**weights: float) -> str:
 )
 def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"losses\[0\]: a .* of 0 in all trial batches"):
-        trial.try_one_step(parse([*TINY, *settings]).experiment)
+        try_one_step(parse([*TINY, *settings]).experiment)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
     ],
 )
 def test_a_loss_that_acts_in_some_batch_is_tried(settings: list[str]) -> None:
-    trial.try_one_step(parse([*TINY, *settings]).experiment)
+    try_one_step(parse([*TINY, *settings]).experiment)
 
 
 def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = parse([f"--data.root={glyphs_root}", *TINY, horde(), MEMORY]).experiment
     found = []
-    for trial_step in (trial._take_trial_step, lambda *_: None):
-        monkeypatch.setattr(trial, "_take_trial_step", trial_step)
-        model, _, loss, _ = trial.build_parts(experiment, Accelerator(cpu=True))
+    for trial_step in (trial.take_trial_step, lambda *_: None):
+        monkeypatch.setattr(parts, "take_trial_step", trial_step)
+        model, _, loss, _ = parts.build_parts(experiment, Accelerator(cpu=True))
         weights = {**model.state_dict(), **loss.state_dict(prefix="loss.")}
         found.append((weights, torch.get_rng_state(), len(model.head.feature_map._forward_hooks)))
         assert all(p.grad is None for p in model.parameters())
@@ -92,12 +92,12 @@ def test_chunks_of_a_network_that_mixes_images_are_refused() -> None:
             return x - x.mean(dim=0)
 
     experiment = parse([*TINY, *NO_BATCH_STATISTICS, "--optimization.chunk_size=8"]).experiment
-    trial.try_one_step(experiment)
+    try_one_step(experiment)
     model = network.build_model(experiment.model, experiment.data)
     model.trunk = torch.nn.Sequential(model.trunk, Mixing())
-    loss = trial.build_loss(experiment, model, 4)
+    loss = parts.build_loss(experiment, model, 4)
     with pytest.raises(ConfigError, match=r"^optimization.chunk_size: .* trunk.1, Mixing, mixes"):
-        trial._take_trial_step(experiment, model, loss)
+        trial.take_trial_step(experiment, model, loss)
 
 
 # ----------------------------------------------------------------------------------- photographs

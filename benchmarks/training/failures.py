@@ -1,0 +1,36 @@
+"""What is told of a run that failed."""
+
+import errno
+
+from benchmarks.console import causes, lacks_shared_memory, machine_failure, printable
+from benchmarks.datasets import DatasetError, verify_command
+from benchmarks.records import NonFiniteError
+from benchmarks.settings import Experiment
+from benchmarks.training.loop import StepError
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of a disk that is full, over its quota, read-only or broken."""
+
+
+def expected_failure(error: BaseException, experiment: Experiment) -> str | None:
+    """One line about an expected failure; None for a fault of the program."""
+    place = experiment.output
+    for cause in causes(error):
+        if lacks_shared_memory(cause):
+            break
+        if isinstance(cause, OSError) and cause.errno in DISK:
+            return (
+                f"{cause.filename or place}: {cause.strerror}; repair that, and rerun the same command with "
+                "--resume"
+            )
+    if not isinstance(error, (NonFiniteError, DatasetError)):
+        line = machine_failure(error)
+        if line is None and isinstance(error, StepError):
+            line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"
+        return line
+    # A data-loader worker's error carries the worker's traceback before its own line.
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    line = printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
+    if isinstance(error, DatasetError) and experiment.data.dataset != "glyphs":
+        line += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
+    return line

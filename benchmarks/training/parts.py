@@ -1,0 +1,228 @@
+"""The parts of a run; settings that do not suit them fail before the training."""
+
+from importlib.util import find_spec
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import parse_flag_from_env
+from torch import nn
+
+from benchmarks.building import (
+    STARTING_WEIGHTS,
+    Datasets,
+    EmbeddingModel,
+    batch_norms,
+    build_datasets,
+    build_loss,
+    build_model,
+    show_to,
+)
+from benchmarks.console import keep_memory
+from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
+from benchmarks.records import check_trackers
+from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
+from benchmarks.training.batches import StepSampler
+from benchmarks.training.launcher import check_launcher
+from benchmarks.training.trial import TRIAL_IMAGES, take_trial_step
+from pml_regularizers import (
+    AttentionEnsemble,
+    DistributedLoss,
+    EmbeddingHead,
+    HORDELoss,
+)
+from pml_regularizers.functional.precision import device_for
+
+
+def start(experiment: Experiment) -> Accelerator:
+    """Make the accelerator that a run trains on.
+
+    Raises:
+        ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
+    """
+    check_launcher(experiment)
+    check_trackers(experiment.trackers)
+    on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
+    if experiment.precision == "fp16" and not on_gpu:  # Accelerate would train in float32
+        raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
+    if experiment.evaluation.clustering and find_spec("faiss") is None:
+        raise ConfigError("evaluation.clustering: needs faiss-cpu; install it, or set it to false")
+    accelerator = Accelerator(
+        mixed_precision=experiment.mixed_precision,
+        gradient_accumulation_steps=1,
+        step_scheduler_with_optimizer=False,
+        log_with=experiment.trackers or None,
+        project_dir=experiment.output,
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
+    )
+    device = accelerator.device
+    if experiment.precision == "float64" and device_for(torch.float64, device) != device:
+        raise ConfigError(f"precision: {device.type} has no float64; set ACCELERATE_USE_CPU=true")
+    if device.type == "cpu":
+        keep_memory()
+        if (
+            accelerator.mixed_precision == "bf16"
+            and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        ):
+            accelerator.print(
+                "precision: this processor has no instructions for bfloat16, so that bf16 is many times slower "
+                "than --precision float32"
+            )
+    if experiment.data.batch_size % accelerator.num_processes:
+        raise ConfigError(
+            f"data.batch_size: {experiment.data.batch_size} images do not divide by "
+            f"{accelerator.num_processes} processes; expected a multiple, also of data.samples_per_class"
+        )
+    return accelerator
+
+
+def build_parts(
+    experiment: Experiment, accelerator: Accelerator
+) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
+    """Read the data, build the network and the loss from the experiment's seed, and take a trial step.
+
+    Raises:
+        ConfigError: naming the setting that does not fit.
+    """
+    data, seed = experiment.data, experiment.seed
+    # Before the network, whose weights may have to be fetched.
+    datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
+    steps = experiment.optimization.steps
+    sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+    torch.manual_seed(seed)
+    model = build_model(experiment.model, data)
+    show_to(model.trunk, datasets, data)
+    loss = build_loss(experiment, model, datasets.train.num_classes)
+    _check_batch_norm(experiment, model, accelerator)
+    if steps:
+        take_trial_step(experiment, model, loss)
+    _check_outputs(experiment, datasets, find_horde(loss), model)
+    if experiment.precision == "float64":
+        model, loss = model.double(), loss.double()
+    return model, datasets, loss, sampler
+
+
+def try_one_step(experiment: Experiment) -> None:
+    """Take a trial step of an experiment without its data, in this process alone.
+
+    Raises:
+        ConfigError: naming the setting that does not fit.
+    """
+    model = build_model(experiment.model, experiment.data)
+    loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
+    _check_batch_norm(experiment, model, Accelerator())
+    take_trial_step(experiment, model, loss)
+
+
+def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:
+    """The images of a run, to be decoded once.
+
+    Raises:
+        ConfigError: if they need more than `data.decoded_gib`.
+        DatasetError: if a file cannot be read.
+    """
+    found = [
+        DecodedImages(images, device) if isinstance(images, ImageSet) else None
+        for images in datasets
+    ]
+    needed = sum(images.nbytes for images in found if images is not None) / 2**30
+    assert data.decoded_gib is not None
+    if needed > data.decoded_gib:
+        raise ConfigError(
+            f"data.decoded_gib: {needed:.3g} GiB are needed, {data.decoded_gib:g} are allowed; raise it, take "
+            "smaller images, or leave it out"
+        )
+    return found
+
+
+def find_horde(loss: nn.Module) -> HORDELoss | None:
+    """The HORDE loss whose orders and descriptor are tested, if there is one."""
+    found = [module for module in loss.modules() if isinstance(module, HORDELoss)]
+    return found[0] if len(found) == 1 else None
+
+
+def _check_batch_norm(
+    experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
+) -> None:
+    settings = experiment.model
+    started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
+    norms = batch_norms(model.trunk) if settings.batch_norm != "train" else []
+    if (settings.frozen_stages or norms) and not started:
+        raise ConfigError(
+            "model: batch_norm or frozen_stages would keep random weights or their statistics; load weights "
+            "(--model.weights FILE, or --model.trunk_args '{pretrained: true}'), or pass --model.batch_norm train "
+            "and --model.frozen_stages null"
+        )
+    if not any(norm.training for norm in batch_norms(model)):
+        return
+    if experiment.optimization.chunk_size is not None:
+        raise ConfigError(
+            "optimization.chunk_size: batch norm would take statistics of a chunk; freeze it (model.batch_norm: "
+            "frozen or frozen_statistics, with loaded weights), take a trunk without it, or leave chunk_size out"
+        )
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
+        raise ConfigError(
+            f"model: has batch norm, whose statistics would differ on {accelerator.num_processes} processes of "
+            "the CPU; take one, a trunk and a head without it, or model.batch_norm: frozen, with loaded weights"
+        )
+
+
+def _check_outputs(
+    experiment: Experiment, datasets: Datasets, horde: HORDELoss | None, model: EmbeddingModel
+) -> None:
+    """Refuse tests that would fail at the end."""
+    settings, size = experiment.evaluation, experiment.model.embedding_size
+    images = len(datasets.train)
+    if settings.descriptor and horde is not None and images <= size:
+        raise ConfigError(
+            f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the {images} "
+            f"there are; set it to false, or model.embedding_size to at most {images - 1}"
+        )
+    if settings.features is not None:
+        if isinstance(model.head, AttentionEnsemble):
+            raise ConfigError(
+                "evaluation.features: an ensemble pools none for all heads; leave it out"
+            )
+        channels = model.head.in_channels
+        if settings.features > min(images, channels):
+            raise ConfigError(
+                f"evaluation.features: {settings.features} principal components of the {channels} features of "
+                f"{images} training images; expected at most {min(images, channels)}"
+            )
+    if experiment.model.head != "random" and isinstance(model.head, EmbeddingHead):
+        most = min(images, model.head.in_channels)
+        if size > most:
+            raise ConfigError(
+                f"model.head: {experiment.model.head}: {size} principal components of the {model.head.in_channels} "
+                f"features of {images} training images; expected model.embedding_size of at most {most}"
+            )
+    if experiment.model.head == "whitened" and images == len(datasets.train.labels.unique()):
+        raise ConfigError(
+            "model.head: whitened: each training class has one image, so that there is nothing to whiten by; add "
+            "images, or take pca"
+        )
+    if settings.orders and horde is None:
+        raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
+    check_parts(settings, datasets.test, datasets.train)
+
+
+def check_parts(
+    settings: Evaluation, test: Glyphs | ImageSet, train: Glyphs | ImageSet | None = None
+) -> None:
+    """Refuse parts that images cannot be divided into.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if settings.parts is None:
+        return
+    if test.is_query is not None:
+        told = "images of a part are ranked among themselves, but this dataset has a gallery"
+        raise ConfigError(f"evaluation.parts: {told}; leave it out")
+    for images in (test, train) if train is not None and settings.divergence else (test,):
+        smallest = int(torch.bincount(images.labels).min())
+        if smallest // settings.parts < 2:
+            fewer = f"expected at most {smallest // 2}, or " * (smallest >= 4)  # two parts
+            raise ConfigError(
+                f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
+                f"has {smallest}; {fewer}leave it out"
+            )
