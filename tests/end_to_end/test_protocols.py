@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import default_collate
 
-from benchmarks import evaluation
+from benchmarks import evaluation, training
 from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
@@ -30,7 +30,6 @@ from benchmarks.records.run_folder import load_best, load_checkpoint, run_identi
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
-from benchmarks.training import trial
 from tests.benchmarks.runs import assert_same_trace, finished, forget, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
@@ -303,7 +302,7 @@ def test_the_runner_trains_as_a_plain_loop(short: list[str], tmp_path: Path) -> 
     settings = [*short, horde(), f"--optimization.scheduler={schedule}", "--precision=float64"]
     settings += ["--optimization.steps=3", "--evaluation.every=2", f"--output={tmp_path / 'run'}"]
     command = parse(settings)
-    run = OngoingRun(command, settings, trial.start(command.experiment))
+    run = OngoingRun(command, settings, training.start(command.experiment))
     with closing(run.record):
         model, loss = deepcopy((run.state.model, run.state.loss))
         optimizer, scheduler = build_optimizer(command.experiment.optimization, model, loss)
