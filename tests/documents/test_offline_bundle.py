@@ -71,13 +71,7 @@ def open_bundle(folder: Path, target: Path) -> None:
     offline_bundle.main(["open", str(folder), str(target)])
 
 
-def test_what_is_packed_arrives(
-    project: Path,
-    data: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_packed_arrives(project, data, tmp_path, monkeypatch, capsys):
     commits = git(project, "rev-list", "HEAD").split()
     folder, target = make(tmp_path / "bundle", data), tmp_path / "target"
     copy = copy_files(project, monkeypatch)
@@ -103,8 +97,8 @@ def test_what_is_packed_arrives(
 
 
 def test_a_second_opening_changes_nothing_and_a_newer_bundle_takes_the_place(
-    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    project, data, tmp_path, monkeypatch
+):
     first, target = make(tmp_path / "first", data), tmp_path / "target"
     (data["photographs"] / "a" / "1.jpg").unlink()
     (project / "code" / "file.py").write_text("changed")
@@ -129,7 +123,7 @@ def test_a_second_opening_changes_nothing_and_a_newer_bundle_takes_the_place(
     assert git(copy, "rev-parse", "HEAD^") == commit  # is not lost
 
 
-def test_a_damaged_bundle_is_refused(project: Path, tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_refused(project, tmp_path):
     whole = make(tmp_path / "bundle", {})
     manifest = (whole / "manifest.json").read_bytes()
     another = json.dumps(json.loads(manifest) | {"python": "3.1"}).encode()
@@ -148,9 +142,7 @@ def test_a_damaged_bundle_is_refused(project: Path, tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_nothing_else_is_overwritten_or_bundled(
-    project: Path, data: dict[str, Path], tmp_path: Path
-) -> None:
+def test_nothing_else_is_overwritten_or_bundled(project, data, tmp_path):
     folder, photographs = make(tmp_path / "bundle", {}), data["photographs"]
     foreign, mixed = tmp_path / "foreign", shutil.copytree(folder, tmp_path / "mixed")
     foreign.mkdir()
@@ -170,7 +162,7 @@ def test_nothing_else_is_overwritten_or_bundled(
     assert (photographs / "notes.txt").exists() and (mixed / "runs").exists()
 
 
-def test_missing_packages_are_those_that_no_present_one_brings() -> None:
+def test_missing_packages_are_those_that_no_present_one_brings():
     missing = {*offline_bundle.missing_packages("3.12", offline_bundle.PRESENT)}
     assert {"pytorch-metric-learning", "docstring-parser"} <= missing  # needed, and what that needs
     assert not {"torch", "numpy", "typing-extensions", "faiss-cpu"} & missing

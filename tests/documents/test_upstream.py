@@ -65,9 +65,7 @@ def stacked(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def test_each_is_small_and_changes_the_same_lines_after_others(
-    clone: Path, stacked: Path, tmp_path: Path
-) -> None:
+def test_each_is_small_and_changes_the_same_lines_after_others(clone, stacked, tmp_path):
     apart = shutil.copytree(clone, tmp_path / "pml")
     parent, table = "dev", (ROOT / "docs" / "upstream.md").read_text()
     for system in upstream.SYSTEMS:
@@ -84,15 +82,13 @@ def test_each_is_small_and_changes_the_same_lines_after_others(
         assert "pml_regularizers" not in git(apart, "diff", "dev", here)
 
 
-def test_second_run_changes_nothing(stacked: Path) -> None:
+def test_second_run_changes_nothing(stacked):
     for system in ("distributed", "variance"):  # they have files of all kinds
         assert upstream.main([str(stacked), "--only", system]) == 0
     assert git(stacked, "status", "--porcelain") == ""
 
 
-def test_refuses_to_overwrite_and_to_commit_beside_changes(
-    clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refuses_to_overwrite_and_to_commit_beside_changes(clone, tmp_path, capsys):
     tree = shutil.copytree(clone, tmp_path / "outer" / "pml")
     for name in "losses/horde_loss.py", "utils/distributed.py":
         (tree / PACKAGE / name).write_text("another\n")
@@ -114,7 +110,7 @@ def test_refuses_to_overwrite_and_to_commit_beside_changes(
 
 
 @pytest.mark.slow
-def test_placed_unit_tests_pass(stacked: Path) -> None:
+def test_placed_unit_tests_pass(stacked):
     """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
     new = [path for path in stacked.glob("tests/*/test_*.py") if "distributed" not in path.name]
     assert len(new) == 5

@@ -76,7 +76,7 @@ def results(runs: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.release
-def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_path: Path) -> None:
+def test_a_sweep_survives_its_nodes_and_its_driver(cluster, data, tmp_path):
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     assert sweep.main(command(whole, data, "--jobs=2")) == 0
 
@@ -137,17 +137,15 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
 
 
 def test_an_address_without_a_cluster_is_told_before_ray_connects(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    data, tmp_path, monkeypatch, capsys
+):
     """Ray would take minutes."""
     monkeypatch.setattr(ray, "init", pytest.fail)
     assert sweep.main(command(tmp_path / "runs", data, "--ray", "127.0.0.1:1")) == 2
     assert capsys.readouterr().err.startswith("error: --ray: 127.0.0.1:1: ")
 
 
-def test_a_run_has_its_share_of_a_node(
-    cluster: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_has_its_share_of_a_node(cluster, data, tmp_path, monkeypatch):
     program, runs = tmp_path / "run.py", tmp_path / "runs"
     program.write_text(
         "import os; print(*map(os.environ.get, ['CUDA_VISIBLE_DEVICES', 'PYTHONPATH']))"
@@ -167,15 +165,7 @@ def test_a_run_has_its_share_of_a_node(
         (1, r": the node \S+ does not see /none/benchmarks/run.py; all nodes need the runs, "),
     ],
 )
-def test_what_no_node_has_is_told(
-    gpus: int,
-    line: str,
-    cluster: Any,
-    data: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_no_node_has_is_told(gpus, line, cluster, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.studies.cluster.RUN", Path("/none/benchmarks/run.py"))
     options = ["--ray", cluster.address, f"--gpus-per-run={gpus}"]
     assert sweep.main(command(tmp_path / "runs", data, *options)) == 2
@@ -197,9 +187,7 @@ ENDED = "import sys; open('run.json', 'w').write('{{\"status\": \"{}\"}}'); sys.
     ],
     ids=["stopped", "failed", "in use"],
 )
-def test_what_nobody_asked_to_stop_is_started_again(
-    program: str, again: bool, tmp_path: Path
-) -> None:
+def test_what_nobody_asked_to_stop_is_started_again(program, again, tmp_path):
     from benchmarks.studies.cluster import EndedFromOutsideError, execute
 
     words = [sys.executable, "-c", program]

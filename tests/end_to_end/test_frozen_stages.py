@@ -20,7 +20,6 @@ from benchmarks.settings import ConfigError, parse
 from benchmarks.training.cached_views import CachedViews
 from tests.benchmarks.runs import finished, forget, mark_unfinished, same_on_all
 from tests.support.fake_trees import write_pictures
-from tests.support.pool import Pool
 from tests.support.processes import NO_BATCH_STATISTICS, ROOT, TINY, horde
 
 GLYPHS = ROOT / "benchmarks" / "backbones" / "glyphs"
@@ -66,7 +65,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
         ("mobilenetv3_small_050", 3, "blocks.2"),  # its last layers stand behind its features
     ],
 )
-def test_a_cut_trunk_computes_the_same(name: str, stages: int, behind: str) -> None:
+def test_a_cut_trunk_computes_the_same(name, stages, behind):
     fixed = {"dynamic_img_size": False} if name == "test_vit" else {}
     trunk = timm.create_model(name, num_classes=0, global_pool="", **fixed).eval()
     x = torch.randn(2, 3, *trunk.default_cfg["input_size"][1:])
@@ -95,9 +94,7 @@ class Twice(nn.Module):
         return self.third(self.second(self.first(x)) + x)
 
 
-def test_what_cannot_be_frozen(
-    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_frozen(data, tmp_path, capsys):
     run = [data, *TINY, f"--output={tmp_path / 'run'}"]
     assert main([*run, "--model.frozen_stages=4"]) == 2
     assert "timm's stages of ResNet: layer1, " in capsys.readouterr().err
@@ -105,7 +102,7 @@ def test_what_cannot_be_frozen(
         FrozenStages(Twice(), 2, torch.randn(1, 3, 4, 4))
 
 
-def test_a_run_with_kept_outputs(cached: list[str], cache: Path, tmp_path: Path) -> None:
+def test_a_run_with_kept_outputs(cached, cache, tmp_path):
     """Frozen stages stay as they are; what is kept is their output of a view, and is tested as the images are."""
     found = finished([*cached, "--evaluation.every=2"], tmp_path / "kept")
     kept, model = views_of(cached)
@@ -133,7 +130,7 @@ def test_a_run_with_kept_outputs(cached: list[str], cache: Path, tmp_path: Path)
         finished([*cached, "--data.batch_draw=1", "--optimization.steps=2"], tmp_path / "other")
 
 
-def test_other_outputs_are_kept_elsewhere(cached: list[str]) -> None:
+def test_other_outputs_are_kept_elsewhere(cached):
     others = (
         *("--model.frozen_stages=1", "--model.trunk_args={output_stride: 16}", "--precision=bf16"),
         *("--data.cached_views=2", "--data={train_classes: 12, draw_classes: true}", "--seed=1"),
@@ -142,9 +139,7 @@ def test_other_outputs_are_kept_elsewhere(cached: list[str]) -> None:
     assert len(paths) == 1 + len(others)
 
 
-def test_kept_outputs_that_do_not_fit_or_are_damaged(
-    cached: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kept_outputs_that_do_not_fit_or_are_damaged(cached, tmp_path, capsys):
     cache, steps = f"--data.cache={tmp_path / 'cache'}", "--optimization.steps=2"
     run = [*cached, cache, steps, "--report=false", f"--output={tmp_path / 'run'}"]
     assert main([*run, "--data.cache_gib=1e-3"]) == 2
@@ -163,7 +158,7 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
     assert not (tmp_path / "again").exists()
 
 
-def test_outputs_of_changed_photographs_are_others(tmp_path: Path) -> None:
+def test_outputs_of_changed_photographs_are_others(tmp_path):
     """Also if names and sizes stay as they are; not if the same files were only written again."""
     photos = [f"{name}/{number}.jpg" for name in "abcd" for number in range(4)]
     write_pictures(tmp_path / "photos", photos, different=len(photos))
@@ -182,9 +177,7 @@ def test_outputs_of_changed_photographs_are_others(tmp_path: Path) -> None:
     assert paths[0] == paths[1] != paths[2]
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    cached: list[str], cache: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_ends_as_if_it_had_not_been(cached, cache, tmp_path):
     cached += ["--data={batch_draw: 2, train_classes: 20, draw_classes: true}"]
     finished(cached, tmp_path / "run")
     whole = weights(tmp_path / "run")
@@ -195,7 +188,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     torch.testing.assert_close(weights(tmp_path / "run"), whole, rtol=0, atol=0)
 
 
-def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool: Pool) -> None:
+def test_several_processes_train_as_one(cached, tmp_path, pool):
     trunk = timm.create_model("test_convnext", in_chans=1, num_classes=0, global_pool="")
     save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
     settings = [*cached, *NO_BATCH_STATISTICS, horde(), "--precision=float64"]

@@ -1,6 +1,5 @@
 """Where a run's head starts, what its test adds, and the untrained trunk beside it."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from benchmarks.run import main
 from pml_regularizers import whitening_init_
 from tests.benchmarks.runs import ATTENTION, finished, mark_unfinished, same_on_all
 from tests.end_to_end.test_protocols import last_network, rebuilt, stacked
-from tests.support.pool import Pool
 from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY
 
 SIZE = 8
@@ -43,7 +41,7 @@ def reduced(seen: torch.Tensor, new: torch.Tensor) -> np.ndarray:
     return PCA(SIZE, svd_solver="full").fit(seen.double()).transform(new.double())
 
 
-def test_a_run_starts_from_the_untrained_trunk(short: list[str], tmp_path: Path) -> None:
+def test_a_run_starts_from_the_untrained_trunk(short, tmp_path):
     run = [*short, *FROZEN_STATISTICS, "--model.head=pca"]
     record = finished(run, tmp_path / "run")
     model, images = rebuilt(tmp_path / "run")
@@ -70,9 +68,7 @@ def test_a_run_starts_from_the_untrained_trunk(short: list[str], tmp_path: Path)
     assert (again["metrics"], again["outputs"]) == (record["metrics"], outputs)
 
 
-def test_a_run_without_a_head_gets_one_in_its_test(
-    short: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
     folder, run = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=none"]
     run += [ATTENTION, "--data.split=validation"]
     record = finished(run, folder)
@@ -103,9 +99,7 @@ def test_a_run_without_a_head_gets_one_in_its_test(
 
 
 @pytest.mark.parametrize("head", ["pca", "none"])
-def test_heads_on_several_processes(
-    head: str, short: list[str], tmp_path: Path, pool: Pool
-) -> None:
+def test_heads_on_several_processes(head, short, tmp_path, pool):
     settings = [*short, *NO_BATCH_STATISTICS, f"--model.head={head}", "--evaluation.features=6"]
     settings += ["--precision=float64", "--optimization.steps=2", "--data.max_classes=6"]
     same_on_all(pool, settings, tmp_path, (1, 2))
@@ -124,9 +118,7 @@ def test_heads_on_several_processes(
         (["--model.ensemble={stage: layer2, num_heads: 2}"], "model.head: an ensemble has its own"),
     ],
 )
-def test_heads_that_cannot_start_so(
-    settings: list[str], line: str, short: list[str], tmp_path: Path, capsys: Any
-) -> None:
+def test_heads_that_cannot_start_so(settings, line, short, tmp_path, capsys):
     words = [*short, "--model.head=pca", *settings, f"--output={tmp_path / 'run'}"]
     assert main(words) == 2
     assert line in capsys.readouterr().err

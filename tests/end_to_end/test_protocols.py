@@ -90,7 +90,7 @@ def rebuilt(folder: Path, state: dict[str, Any] | None = None) -> tuple[nn.Modul
     return model, show_to(model.trunk, datasets, run.data)
 
 
-def test_fair_tests_the_weights_that_validation_classes_choose(fair: Path) -> None:
+def test_fair_tests_the_weights_that_validation_classes_choose(fair):
     record = record_of(fair)
     curve = read_table(fair / "records", "evaluation")
     assert curve["step"] == [0, 2, 4, 6, 8, 10]
@@ -114,9 +114,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(fair: Path) -> No
     assert kept.name.startswith(f"best_{int(curve['step'][best]):09d}-")
 
 
-def test_the_network_is_tested_before_training(
-    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_network_is_tested_before_training(short, tmp_path, monkeypatch):
     """This moves no number, as later tests do."""
     settings = [*short, "--seed=3", "--optimization.steps=4"]
     with traced() as steps:
@@ -139,9 +137,7 @@ def test_the_network_is_tested_before_training(
     assert_same_trace(steps, untested, 0)
 
 
-def test_a_network_that_trains_nothing_is_tested_and_resumed(
-    short: list[str], tmp_path: Path
-) -> None:
+def test_a_network_that_trains_nothing_is_tested_and_resumed(short, tmp_path):
     folder = tmp_path / "run"
     settings = [*short, "--optimization.steps=0", "--model.head=whitened", "--evaluation.every=2"]
     settings += [
@@ -157,7 +153,7 @@ def test_a_network_that_trains_nothing_is_tested_and_resumed(
     assert finished([*settings, "--resume"], folder)["metrics"] == record["metrics"]
 
 
-def test_fair_can_leave_the_test_classes_alone(short: list[str], tmp_path: Path) -> None:
+def test_fair_can_leave_the_test_classes_alone(short, tmp_path):
     settings = [*short, "--protocol=fair", "--data.split=validation", "--evaluation.every=3"]
     record = finished(settings, tmp_path / "run")
     images = build_datasets(parse(settings).experiment.data, fair=True)
@@ -165,9 +161,7 @@ def test_fair_can_leave_the_test_classes_alone(short: list[str], tmp_path: Path)
     assert record["metrics"][MAP] == record["selection"]["value"]
 
 
-def test_a_resumed_fair_run_keeps_its_choice(
-    fair: Path, short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_fair_run_keeps_its_choice(fair, short, tmp_path, monkeypatch):
     settings, folder, evaluate_point = [*short, *FAIR], tmp_path / "run", Curves.point
     with monkeypatch.context() as patch:
         # Killed after a point whose weights may be the best, before their checkpoint.
@@ -185,9 +179,7 @@ def test_a_resumed_fair_run_keeps_its_choice(
     assert kept.name.startswith(f"best_{whole['selection']['step']:09d}-")
 
 
-def test_the_oracle_is_the_best_by_the_test_set_and_is_told_apart(
-    short: list[str], tmp_path: Path
-) -> None:
+def test_the_oracle_is_the_best_by_the_test_set_and_is_told_apart(short, tmp_path):
     settings = [*short, "--evaluation.oracle=true", "--evaluation.clustering=true"]
     settings += ["--evaluation.every=2", "--evaluation.recall_at=[1]"]
     record = finished(settings, tmp_path / "run")
@@ -199,7 +191,7 @@ def test_the_oracle_is_the_best_by_the_test_set_and_is_told_apart(
     assert record["selection"] is None
 
 
-def test_orders_and_parts_are_what_they_say(measured: dict[str, Path]) -> None:
+def test_orders_and_parts_are_what_they_say(measured):
     record = record_of(measured["everything"])
     model, images, checkpoint = last_network(measured["everything"])
     with torch.no_grad():
@@ -231,7 +223,7 @@ def test_orders_and_parts_are_what_they_say(measured: dict[str, Path]) -> None:
     assert 0 < record["outputs"]["parts"]["ideal_joint_error"] < 1
 
 
-def test_other_outputs_and_scores_only_on_request(measured: dict[str, Path]) -> None:
+def test_other_outputs_and_scores_only_on_request(measured):
     """They are beside HORDE's descriptor, which the same pass reads."""
     record, plain = (record_of(measured[name]) for name in ("everything", "plain"))
     curve, plain_curve = (
@@ -256,12 +248,7 @@ def test_other_outputs_and_scores_only_on_request(measured: dict[str, Path]) -> 
     assert curve["unseen_other_class_cosine"][-1] == pytest.approx(other, abs=1e-4)
 
 
-def test_what_cannot_be_done_is_said_before_the_training(
-    short: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_cannot_be_done_is_said_before_the_training(short, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("benchmarks.training.parts.find_spec", lambda name: None)
     for setting, line in (
         ("evaluation.orders=true", "evaluation.orders: needs one HORDELoss among the losses"),
@@ -274,9 +261,7 @@ def test_what_cannot_be_done_is_said_before_the_training(
         assert not (tmp_path / "run").exists()
 
 
-def test_sigterm_in_the_test_stops_the_run(
-    short: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_in_the_test_stops_the_run(short, tmp_path, monkeypatch):
     folder, arguments = tmp_path / "run", [*short, "--optimization.steps=2", "--resume"]
     with monkeypatch.context() as patch:
         patch.setattr(evaluation, "test_outputs", lambda *_: signal.raise_signal(signal.SIGTERM))
@@ -285,7 +270,7 @@ def test_sigterm_in_the_test_stops_the_run(
     assert finished(arguments, folder)["status"] == "finished"
 
 
-def test_mixed_precision_is_close_to_float32(short: list[str], tmp_path: Path) -> None:
+def test_mixed_precision_is_close_to_float32(short, tmp_path):
     settings = [*short, horde(), "--optimization.steps=2"]
     settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
     losses = {}
@@ -296,7 +281,7 @@ def test_mixed_precision_is_close_to_float32(short: list[str], tmp_path: Path) -
     assert losses["bf16"][0] != losses["float32"][0]
 
 
-def test_the_runner_trains_as_a_plain_loop(short: list[str], tmp_path: Path) -> None:
+def test_the_runner_trains_as_a_plain_loop(short, tmp_path):
     """The same batches, weights and learning rates give the same losses, to the bit."""
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
     settings = [*short, horde(), f"--optimization.scheduler={schedule}", "--precision=float64"]

@@ -52,7 +52,7 @@ TEST_CLASSES = {
 }
 
 
-def test_every_file_of_results_is_looked_at() -> None:
+def test_every_file_of_results_is_looked_at():
     files = [path for path in RESULTS.glob("*.json") if "plans" in json.loads(path.read_text())]
     assert {path.stem for path in files} == set(STUDIES)
 
@@ -88,9 +88,7 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 @pytest.mark.parametrize("file", STUDIES)
-def test_every_result_and_plan_is_found(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_result_and_plan_is_found(file, tmp_path, monkeypatch):
     results = Results(RESULTS / f"{file}.json")
     settings = settings_of(file, tmp_path, monkeypatch)
     study = Study(read_study(STUDIES[file]), results, tmp_path / "runs", settings)
@@ -105,9 +103,7 @@ def test_every_result_and_plan_is_found(
 
 
 @pytest.mark.parametrize("file", ["fixed_projections", f"{PHOTOGRAPHS}grocery"])
-def test_a_published_page_is_drawn_again(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_page_is_drawn_again(file, tmp_path, monkeypatch):
     """To the byte, except curves, which another Matplotlib may draw otherwise."""
     monkeypatch.chdir(tmp_path)
     (docs := tmp_path / "docs").mkdir()
@@ -124,7 +120,7 @@ def test_a_published_page_is_drawn_again(
         assert path.read_bytes() == (RESULTS.parent / "docs" / path.name).read_bytes(), path.name
 
 
-def test_recipes_with_published_results_state_every_argument() -> None:
+def test_recipes_with_published_results_state_every_argument():
     """Then a default may change, and no recipe changes its meaning; a null says that the class decides."""
     rows = chain(*(read_study(name).rows.values() for name in STUDIES.values()))
     recipes = sorted({row.recipe for row in rows})

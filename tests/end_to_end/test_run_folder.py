@@ -54,9 +54,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return said
 
 
-def test_what_a_finished_run_leaves(
-    settings: list[str], done: Path, said: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_finished_run_leaves(settings, done, said, capsys):
     record = json.loads((done / "run.json").read_text())
     assert record["recipe"] == "glyphs/demo/binomial"
     assert record["config"] == yaml.safe_load((done / "config.yaml").read_text())
@@ -118,13 +116,8 @@ def empty(path: Path) -> None:
     ],
 )
 def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
-    spoil: Callable[[Path], None],
-    expected: str,
-    settings: list[str],
-    done: Path,
-    said: Callable[..., str],
-    tmp_path: Path,
-) -> None:
+    spoil, expected, settings, done, said, tmp_path
+):
     folder = shutil.copytree(done, tmp_path / "run")
     mark_unfinished(folder)
     spoil(saved_checkpoints(folder)[-1])
@@ -153,9 +146,7 @@ SGD = (
     ],
     ids=["loss", "embeddings", "weights"],
 )
-def test_numbers_that_are_not_finite_fail_in_one_line(
-    settings: list[str], words: str, data: str, said: Callable[..., str], tmp_path: Path
-) -> None:
+def test_numbers_that_are_not_finite_fail_in_one_line(settings, words, data, said, tmp_path):
     folder = tmp_path / "run"
     line = said(data, *TINY, *settings, "--report=false", f"--output={folder}", status=1)
     assert words in line
@@ -165,12 +156,7 @@ def test_numbers_that_are_not_finite_fail_in_one_line(
     assert not saved_checkpoints(folder) or "NaN or inf for" in line
 
 
-def test_a_full_disk_is_one_line(
-    settings: list[str],
-    said: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_is_one_line(settings, said, tmp_path, monkeypatch):
     """torch.save puts errors of its own on top of it."""
     folder = tmp_path / "run"
 
@@ -195,11 +181,8 @@ def test_a_full_disk_is_one_line(
 
 
 def test_an_error_in_a_step_is_one_line_and_its_traceback_is_kept(
-    settings: list[str],
-    said: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    settings, said, tmp_path, monkeypatch
+):
     def fails(*arguments: object) -> None:
         raise LookupError("one\nis too many")
 
@@ -225,7 +208,7 @@ OF_PHOTOGRAPHS += ("--data.samples_per_class=2", "--report=false")
 
 
 @pytest.mark.slow
-def test_an_image_that_is_damaged_during_a_run(photographs: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_damaged_during_a_run(photographs, tmp_path):
     """One line, and no process is left; once the images are whole, the last checkpoint goes on."""
     folder = tmp_path / "run"
     settings = [f"--data.root={photographs}", *OF_PHOTOGRAPHS, "--data.num_workers=2"]
@@ -254,9 +237,7 @@ def test_an_image_that_is_damaged_during_a_run(photographs: Path, tmp_path: Path
     assert record["sessions"][1]["from_step"] >= 4
 
 
-def test_a_replaced_image_is_not_trained_on(
-    photographs: Path, said: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_replaced_image_is_not_trained_on(photographs, said, tmp_path):
     """Of the same size, too; a copy of the folder is the same images."""
     settings = [*SHORT, *OF_PHOTOGRAPHS, "--data.num_workers=0"]
     finished([f"--data.root={photographs}", *settings], tmp_path / "run")
@@ -272,9 +253,7 @@ def test_a_replaced_image_is_not_trained_on(
     assert main(again) == 0
 
 
-def test_a_folder_with_other_files_is_left_alone(
-    data: str, said: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_folder_with_other_files_is_left_alone(data, said, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     line = said(data, *TINY, f"--output={tmp_path}", status=2)
     assert "holds files but no run.json" in line

@@ -101,9 +101,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_as_if_never_stopped(
-    settings: list[str], uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_run_goes_on_as_if_never_stopped(settings, uninterrupted, tmp_path):
     """A terminal's Ctrl-C reaches the data-loader workers as well as the run."""
     folder = tmp_path / "run"
     process = start([*settings, f"--output={folder}"], start_new_session=True)
@@ -124,13 +122,8 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
-    processes: int,
-    settings: list[str],
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    processes, settings, request, tmp_path, monkeypatch, capsys
+):
     """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times.
 
     Nobody else writes the folder meanwhile.
@@ -205,7 +198,7 @@ def kill_all(started: list[subprocess.Popen[str]], folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [command([], 2), ACCELERATE], ids=["torchrun", "accelerate"])
-def test_sigterm_to_a_launcher_saves(launcher: list[str], data: str, tmp_path: Path) -> None:
+def test_sigterm_to_a_launcher_saves(launcher, data, tmp_path):
     """`accelerate launch` of one process dies of the signal and does not pass it on."""
     folder = tmp_path / "run"
     arguments = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--optimization.steps=100000"]
@@ -222,7 +215,7 @@ def test_sigterm_to_a_launcher_saves(launcher: list[str], data: str, tmp_path: P
     assert state is not None and state["step"] >= 5
 
 
-def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_that_come_together_are_one(monkeypatch):
     later: list[int] = []
     monkeypatch.setattr(stopping, "TOGETHER", math.inf)
     with (

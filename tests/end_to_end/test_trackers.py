@@ -1,7 +1,6 @@
 """Accelerate's trackers get the rows of the record, neither more nor fewer."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def settings(data: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-def test_the_rows_of_a_tracker_are_those_of_the_record(settings: list[str], tmp_path: Path) -> None:
+def test_the_rows_of_a_tracker_are_those_of_the_record(settings, tmp_path):
     record = finished([*settings, "--trackers=[kept]"], tmp_path / "run")
     (kept,) = Kept.runs
     got = {(step, name): value for step, row in kept.rows for name, value in row.items()}
@@ -88,12 +87,7 @@ def test_the_rows_of_a_tracker_are_those_of_the_record(settings: list[str], tmp_
     assert len({job.digest for job in both}) == 1
 
 
-def test_a_tracker_that_cannot_start(
-    settings: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_tracker_that_cannot_start(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Kept, "start", gone)
     for name, said in {
         "wandbb": "Accelerate has no 'wandbb'; it has ",
@@ -107,12 +101,7 @@ def test_a_tracker_that_cannot_start(
         assert not (folder / "run.json").exists()
 
 
-def test_a_tracker_that_fails_leaves_the_run_alone(
-    settings: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_tracker_that_fails_leaves_the_run_alone(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Kept, "log", gone)
     finished([*settings, "--trackers=[kept]"], tmp_path / "run")
     assert capsys.readouterr().out.count("trackers: ConnectionError: gone") == 1

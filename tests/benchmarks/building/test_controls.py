@@ -1,9 +1,7 @@
 """The controls of HORDE's mechanism, against sums over single pairs in float64."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
@@ -54,9 +52,7 @@ def deviance(power: float = 1) -> BinomialDevianceLoss:
         ),
     ],
 )
-def test_a_loss_on_powers_of_the_cosines_of_pooled_features(
-    loss: nn.Module, expected: Callable[[np.ndarray], float]
-) -> None:
+def test_a_loss_on_powers_of_the_cosines_of_pooled_features(loss, expected):
     x = pooled_features()
     assert_close(value_of(loss, x), expected(x.detach().numpy()))
     assert torch.autograd.gradcheck(lambda x: value_of(loss, x), x)
@@ -69,9 +65,7 @@ def test_a_loss_on_powers_of_the_cosines_of_pooled_features(
         (FeatureCosFaceLoss, lambda loss: loss.W.T, controls.am_softmax),
     ],
 )
-def test_a_loss_with_proxies_as_wide_as_the_features(
-    inner: Any, rows: Callable[[Any], Tensor], expected: Callable[..., float]
-) -> None:
+def test_a_loss_with_proxies_as_wide_as_the_features(inner, rows, expected):
     power = 2
     loss = FeatureCosinesLoss(inner(4, C, distance=CosineSimilarity(power=power))).double()
     proxies = rows(loss.losses["pooled"])
@@ -82,7 +76,7 @@ def test_a_loss_with_proxies_as_wide_as_the_features(
     assert_close(value, expected(x, LABELS, proxies, power))
 
 
-def test_a_loss_on_a_linear_layer_of_its_own() -> None:
+def test_a_loss_on_a_linear_layer_of_its_own():
     loss = LinearHeadLoss(deviance(), in_channels=C, embedding_size=3).double()
     x = pooled_features()
     value = value_of(loss, x)
@@ -92,7 +86,7 @@ def test_a_loss_on_a_linear_layer_of_its_own() -> None:
     assert loss.linear.weight.grad.abs().sum() > 0
 
 
-def test_horde_on_one_position() -> None:
+def test_horde_on_one_position():
     settings: dict[str, Any] = {"order": 3, "moment_dim": 16, "projections": "random"}
     loss = OnePositionHORDELoss(deviance(), C, 3, **settings).double()
     x, labels, embeddings = pooled_features(), torch.tensor(LABELS), torch.randn(7, 3).double()
@@ -102,7 +96,7 @@ def test_horde_on_one_position() -> None:
     assert torch.equal(loss(embeddings, labels, features=x), expected)
 
 
-def test_the_loss_of_a_fixed_projection_of_the_pooled_features() -> None:
+def test_the_loss_of_a_fixed_projection_of_the_pooled_features():
     loss = PooledFeaturesLoss(deviance(), in_channels=C, width=16)
     x = pooled_features()
     assert set(loss.projection.unique().tolist()) == {-1, 1}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,8 @@ def config(folder: Path, settings: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_called(
-    place: str,
-    hostile: Path,
-    trusting: Callable[..., None],
-    glyphs_root: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    place, hostile, trusting, glyphs_root, capsys
+):
     words = [config(hostile, PLACES[place]), f"--output={hostile / 'run'}"]
     words.append(f"--data.root={glyphs_root}")
     assert main(words) == 2
@@ -83,9 +78,7 @@ def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_cal
 
 
 @pytest.mark.parametrize("path", ["torch.save", "benchmarks.run.OngoingRun", "hostile.Popen"])
-def test_what_belongs_nowhere_is_refused(
-    path: str, hostile: Path, trusting: Callable[..., None]
-) -> None:
+def test_what_belongs_nowhere_is_refused(path, hostile, trusting):
     trusting("hostile")
     for key in (*DESCRIBED, "losses[0].loss", "losses[0].loss.init_args.distance"):
         for act in (build, resolved):
@@ -93,7 +86,7 @@ def test_what_belongs_nowhere_is_refused(
                 act({"class_path": path}, key)
 
 
-def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..., None]) -> None:
+def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting):
     trusting("hos")
     for path in (None, "Identity", "torch..nn"):
         with pytest.raises(ConfigError, match="class_path: expected a path such as"):
@@ -104,12 +97,8 @@ def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..
 
 
 def test_a_run_finds_what_it_trusts_in_the_current_folder_and_resumes(
-    hostile: Path,
-    trusting: Callable[..., None],
-    glyphs_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    hostile, trusting, glyphs_root, monkeypatch, capsys
+):
     """Also as a program that is started as a file, whose path of modules has its own folder first."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(hostile)])
     command = [

@@ -1,8 +1,5 @@
 """A run on a device without float64."""
 
-from pathlib import Path
-
-import pytest
 import torch
 from accelerate.state import PartialState
 
@@ -11,12 +8,7 @@ from tests.support.apple import APPLE, Apple
 from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
 
 
-def test_a_run_on_a_device_without_float64(
-    glyphs_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_on_a_device_without_float64(glyphs_root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PartialState, "default_device", APPLE)
     monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: None)
     settings = [f"--data.root={glyphs_root}", *TINY, horde(), "--optimization.steps=2"]
