@@ -171,6 +171,9 @@ SOURCE = "Measured at `b9afa51` by `make speed`."
     [
         "a step of 12 ms",
         "ten minutes on two cores",
+        "88.0 % of the classes",
+        "at most 0.13 ± 0.08",
+        "off by 1e-6 of the largest",
         "a Recall@1 of 56.8 on CUB",
         "| | Recall@1 |\n| --: | --: |\n| HORDE | 24.13 |",
         "```bash\nmake test  # five minutes\n```",

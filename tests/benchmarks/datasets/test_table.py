@@ -195,6 +195,8 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
     [
         ("path,class", "a0.png,a", ": expected a column label or identity, got path, class; the"),
         ("path,label,identity", "a0.png,a,a", ": has columns label and identity, which mean the"),
+        ("path,label,x_1", "a0.png,a,3", ": expected a column y_1, got path, label, x_1; the"),
+        ("path,label,bbox,x_1,y_1,x_2,y_2", "a0.png,a,,,,,", ": has boxes as bbox and as x_1, y_1"),
         ("path,label", "a0.png,a,b", ", line 5: expected 2 cells, as the first line has, got 3"),
         ("path,label", "../a0.png,a", ", line 5, column path: expected the path of an image in "),
         (
@@ -208,6 +210,9 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
             ": 1 of 4 paths have backslashes, as Windows writes them, such",
         ),
         ("path,label", "a0.png,NaN", ", line 5, column label: expected the name of a class"),
+        ("path,label,bbox", 'a0.png,a,"[true, 2, 3, 4]"', BOX),
+        ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a known indiv"),
+        (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),
         (SPLIT, "a0.png,a,validation", ", line 5, column split: expected train or test, as other"),
         ("path,label,is_query", "a0.png,a,", ", line 5, column is_query: expected true or false"),
         ("path,label", 'a0.png,"a', ", line 5: unexpected end of data; close its quotation marks"),

@@ -18,6 +18,7 @@ from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
+from benchmarks.reporting.identification import judge
 from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
@@ -186,6 +187,28 @@ def test_verification_and_identification_are_told_in_words(make):
     assert [list(row.values()) for row in table(text, 2)] == [["A", "50.00", "50.00", "–"]]
     useless = make("C", 0, 0.4, identification=identification(200, 0.08))
     assert "where 10 of 100 unknown photographs are called known, only 8 of" in compared(useless)
+
+
+@pytest.mark.parametrize(
+    ("images", "asked", "told"),
+    [
+        (90, None, (0.01, 0.5, 0.02, 0.6, 1)),
+        (900, None, (0.1, 0.41, 0.11, 0, 10)),
+        (180, 0.2, (0.2, 0.4, 0.12, 0.2, 2)),
+        (180, 0.01, "rates that are of use here, 0.2, 0.02, got 0.01"),
+        (9000, None, "the folder is 1e+02 times as large as the tested gallery of 90"),
+    ],
+)
+def test_rates_in_a_larger_folder_are_limits(images, asked, told):
+    found = identification(1000, 0.5)
+    if isinstance(told, str):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            judge(found, images, asked)
+        return
+    one = judge(found, images, asked)
+    rates = (one.false_positives, one.true_positives, one.misnamed, one.rejected, one.times)
+    assert rates == pytest.approx(told) and ("limits" in one.told()) == (images > 90)
+    assert [*map(one.word, (0.9, 0.75, 0.6))] == ["known", "not sure", "unknown"]
 
 
 def test_a_run_that_diverged_is_counted_and_named(make):
