@@ -108,7 +108,7 @@ gpu: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
 	@$(if $(BUNDLE),$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED))
-	$(GPU_PYTHON) -m tests.gpu --page docs/gpu.md
+	$(GPU_PYTHON) -m tools.gpu --page docs/gpu.md
 
 # Whole trunks on the bundle's photographs, JOBS runs side by side; goes on where it was stopped.
 JOBS ?= 8

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import __main__ as driver
-from tests.gpu import page
-from tests.gpu.page import PARTS, read_page, run_part
-from tests.gpu.part import Part
+from tools.gpu import __main__ as driver
+from tools.gpu import page
+from tools.gpu.page import PARTS, read_page, run_part
+from tools.gpu.part import Part
 
 CPU = torch.device("cpu")
 

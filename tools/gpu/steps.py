@@ -17,8 +17,8 @@ from benchmarks.reporting import Table
 from benchmarks.speed.measuring import Comparison
 from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
-from tests.gpu import floors
-from tests.gpu.correctness import (
+from tools.gpu import floors
+from tools.gpu.correctness import (
     PAPER,
     TRUNKS,
     draw_features,
@@ -26,9 +26,9 @@ from tests.gpu.correctness import (
     draw_tables,
     project,
 )
-from tests.gpu.networks import Network, Sizes, horde, make_trunk
-from tests.gpu.part import Part
-from tests.gpu.timing import Rates, matmul_precision, measure_rates, peak_bytes
+from tools.gpu.networks import Network, Sizes, horde, make_trunk
+from tools.gpu.part import Part
+from tools.gpu.timing import Rates, matmul_precision, measure_rates, peak_bytes
 
 CALLS = 4
 """Steps that are timed at once, without a wait between them."""
@@ -170,7 +170,7 @@ def steps(part: Part) -> None:
     Adam, under autocast to bfloat16, in channels_last; products in float32 run in TF32. HORDE's default are
     sketches of orders 2 and 3 with d = 1024; random and cascaded ones have the paper's K = 5 and d = 8192. Extra is
     what a step takes longer than with binomial deviance alone. The floor is the time that its added matrix products
-    and passes over memory take at the rates of this card, which the first table gives; `tests/gpu/floors.py` counts
+    and passes over memory take at the rates of this card, which the first table gives; `tools/gpu/floors.py` counts
     them. Launches of kernels are not in the floor: what adds next to no work still has to launch. Memory is the
     growth of the peak of torch's allocator in a step.
     """

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import pml_regularizers as ours
 from benchmarks.speed.measuring import Comparison
-from tests.gpu.part import Part
-from tests.gpu.timing import peak_bytes
+from tools.gpu.part import Part
+from tools.gpu.timing import peak_bytes
 
 BLOCK = 1024
 """Queries that are compared at once, where this is not the library's choice."""

@@ -7,8 +7,8 @@ three). Launches, and tensors of the size of a batch's embeddings, are not count
 
 from dataclasses import dataclass
 
-from tests.gpu.networks import Sizes
-from tests.gpu.timing import Rates
+from tools.gpu.networks import Sizes
+from tools.gpu.timing import Rates
 
 ADAM = 28
 

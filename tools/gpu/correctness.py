@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
-from tests.gpu.networks import (
+from tools.gpu.networks import (
     BACKENDS,
     LOSSES,
     Sizes,
@@ -23,9 +23,9 @@ from tests.gpu.networks import (
     small_network,
     value_and_gradients,
 )
-from tests.gpu.part import Part
-from tests.gpu.retrieval import Retrieval
-from tests.gpu.timing import matmul_precision
+from tools.gpu.part import Part
+from tools.gpu.retrieval import Retrieval
+from tools.gpu.timing import matmul_precision
 
 CPU = torch.device("cpu")
 

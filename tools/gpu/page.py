@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.console import replace_file
 from benchmarks.speed.measuring import current_device, origin
-from tests.gpu.correctness import correctness, float16
-from tests.gpu.part import Part
-from tests.gpu.retrieval import retrieval
-from tests.gpu.steps import glyphs, steps
+from tools.gpu.correctness import correctness, float16
+from tools.gpu.part import Part
+from tools.gpu.retrieval import retrieval
+from tools.gpu.steps import glyphs, steps
 
 PARTS = {part.__name__: part for part in (correctness, steps, retrieval, float16, glyphs)}
 """In the order in which they run. A docstring's first line is the title on the page, the others are the text."""
