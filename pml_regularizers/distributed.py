@@ -19,9 +19,9 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .features.unoptimized import watch
 from .functional.checks import offered_by
 from .functional.precision import full_precision
+from .unoptimized import watch
 
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..distributed import matches_batch, own_embeddings, world_size
 from ..functional.checks import one_of
 from ..functional.precision import full_precision
+from ..unoptimized import watch
 from .feature_maps import FeatureModule, masked_mean, to_tokens
 from .feature_tap import (
     Features,
@@ -30,7 +31,6 @@ from .feature_tap import (
     first_tensor,
     floating,
 )
-from .unoptimized import watch
 
 Loss = TypeVar("Loss", bound=nn.Module)
 Source = nn.Module | Mapping[str, nn.Module]

@@ -79,7 +79,7 @@ def test_any_loss_serves_as_base(base: nn.Module) -> None:
     loss = build(base)
     embeddings, features = batch(torch.float32)
     expected = sum(base(v, LABELS) for v in [embeddings, *loss.order_embeddings(features)])
-    value = loss(embeddings.requires_grad_(), LABELS, features=features)
+    value = loss(embeddings.requires_grad_(), LABELS, features=features.requires_grad_())
     assert_close(value, expected)
     value.backward()
     for parameter in loss.parameters():

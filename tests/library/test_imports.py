@@ -9,7 +9,7 @@ import pytest
 import pml_regularizers
 
 LIBRARY = Path(pml_regularizers.__file__).parent
-LAYERS = ("functional", "distributed", "features", "heads", "regularizers", "losses")
+LAYERS = ("functional", "unoptimized", "distributed", "features", "heads", "regularizers", "losses")
 """Folders and modules, from the lowest."""
 ALONE = ("metrics", "chunked_batch", "gradient_cache", "optimizer_groups", "gradient_ratios")
 """What no layer imports."""

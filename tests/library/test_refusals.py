@@ -189,6 +189,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:__array_wrap__"
+)  # of PML's SphereFaceLoss, by new versions of NumPy
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_it_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
