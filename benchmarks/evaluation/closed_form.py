@@ -72,10 +72,17 @@ def components(accelerator: Accelerator, trained: Tensor, features: Tensor, size
 
 def whitened(
     accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
-) -> Tensor:
-    """As `components`, after within-class whitening by the training images' labels (N,)."""
+) -> Tensor | None:
+    """As `components`, after within-class whitening by the training images' labels (N,).
+
+    None if no two images of a class differ, so that there is nothing to whiten by.
+    """
     layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
-    return _applied(accelerator, whitening_init_(layer, trained, labels), features)
+    try:
+        whitening_init_(layer, trained, labels)
+    except ValueError:
+        return None
+    return _applied(accelerator, layer, features)
 
 
 def _applied(accelerator: Accelerator, layer: nn.Linear, features: Tensor) -> Tensor:

@@ -156,8 +156,8 @@ def test_untrained(
     if size <= min(trained.shape):
         both = trained, found.descriptors
         vectors["untrained_pca"] = components(accelerator, *both, size)
-        if len(labels.unique()) < len(labels):
-            vectors["untrained_whitened"] = whitened(accelerator, trained, labels, both[1], size)
+        if (white := whitened(accelerator, trained, labels, both[1], size)) is not None:
+            vectors["untrained_whitened"] = white
     return found.metrics, *rank_all(accelerator, vectors, found.labels, test_set, K)
 
 
@@ -186,8 +186,8 @@ def feature_outputs(
         "features_centred": features - trained.mean(dim=0),
         "features_pca": components(accelerator, trained, features, size),
     }
-    if len(labels.unique()) < len(labels):
-        outputs["features_whitened"] = whitened(accelerator, trained, labels, features, size)
+    if (white := whitened(accelerator, trained, labels, features, size)) is not None:
+        outputs["features_whitened"] = white
     return outputs
 
 
