@@ -120,7 +120,9 @@ class OngoingRun:
             self.num_workers = 0  # nothing is left to do for an image whose output is kept
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
             train, *tested = self.datasets
-            self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
+            untrained = not self.sampler.steps
+            kept = keep(train, test=untrained)
+            self.caches = [kept, *(of and keep(of, test=True) for of in tested)]
         elif data.decoded_gib is not None:
             self.caches = training.decoded(self.datasets, data, accelerator.device)
         self.evaluator = evaluation.Evaluator(

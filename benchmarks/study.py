@@ -96,22 +96,37 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
     if fitted := studies.fitted(study):
-        print(f"The folder has few classes: runs get {fitted}.")
-        study = studies.Study(file, results, runs, [*settings, fitted])
+        for few, setting in fitted.items():
+            print(f"The folder has few {few}: runs get {setting}.")
+        study = studies.Study(file, results, runs, [*settings, *fitted.values()])
     study.keep_finished()
-    status = 0 if options.page_only else _train(options, study)
+    draw = partial(_draw, options, study, output, command)
+    status = 0 if options.page_only else _train(options, study, draw)
     if status >= 128:
         return status
-    found = study.found()
-    findings = reporting.judge(file, found, registered=studies.registered(study, found))
-    if not findings:
+    found, findings = studies.judged(study)
+    if not (findings or reporting.untrained_row(file, found)):
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         way = "; leave out --page-only to train them" if options.page_only else ""
         print(f"error: {lacking}, neither in {runs} nor in {results.path}{way}", file=sys.stderr)
         return 2 if options.page_only else 1
-    choice = reporting.choose(file, findings, found)
     if options.finish and status == 0:
-        status = _finish(options, study, choice.row)
+        status = _finish(options, study, reporting.choose(file, findings, found).row)
+    for title, line in draw().items():
+        print(f"{title}: {line}")
+    return status
+
+
+def _draw(
+    options: argparse.Namespace, study: "studies.Study", output: Path, command: Callable[..., str]
+) -> dict[str, str]:
+    """Write the page and print its answer; the commands to go on with, by what they do."""
+    file, results, runs = study.file, study.results, study.runs
+    found, findings = studies.judged(study)
+    if not (findings or reporting.untrained_row(file, found)):
+        return {}
+    published = output.resolve().is_relative_to(PROTOCOLS.parent)
+    choice = reporting.choose(file, findings, found)
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
@@ -136,21 +151,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         shown = output.with_suffix(".html")
         labels, neighbours = study.labels(), _neighbours(study, choice)
         known = reporting.known_or_unknown(study.tests(choice.row)[0].record() or {})
-        html = reporting.study_html(
-            *measured,
-            figures=drawn,
-            labels=labels,
-            steps=steps,
-            neighbours=neighbours,
-            known=known,
-            **about,
-        )
+        about |= {"labels": labels, "steps": steps, "neighbours": neighbours, "known": known}
+        html = reporting.study_html(*measured, figures=drawn, **about)
         replace_file(shown, html.encode())
         print("\n".join([*reporting.advice(*measured, labels), *known]))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
-    for title, line in steps.items():
-        print(f"{title}: {line}")
-    return status
+    return steps
 
 
 def _neighbours(study: "studies.Study", choice: "reporting.Choice") -> str:
@@ -192,7 +198,8 @@ def _next_steps(
             if as_long and records.has_thresholds(record):
                 thresholds = ["--thresholds", f"{job.folder}"]
     else:
-        steps["Train the recommended method on all classes"] = command("--finish")
+        verb = "Fit" if row in study.file.untrained() else "Train"
+        steps[f"{verb} the recommended method on all classes"] = command("--finish")
     trusted = [word for module in finished.command.trusted for word in ("--trust", module)]
     words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
     words += [*thresholds, *trusted]
@@ -211,7 +218,8 @@ def _finish(options: argparse.Namespace, study: "studies.Study", row: str) -> in
     job = study.finish(row)
     if job.is_finished() and not job.changes():
         return 0
-    print(f"Training {row} on all classes ...", flush=True)
+    verb = "Fitting" if row in study.file.untrained() else "Training"
+    print(f"{verb} {row} on all classes ...", flush=True)
     studies.try_out([job])
     launcher = studies.launcher(options, study.runs)
     queue = studies.Queue(lambda: [job], 1, launcher, redo_stale=True)
@@ -237,26 +245,42 @@ def _own(runs: Path, study: str) -> None:
     replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
 
 
-def _train(options: argparse.Namespace, study: "studies.Study") -> int:
-    """Run what is left, comparison by comparison; the exit status."""
-    if not (left := study.left()):
-        return 0
+def _train(options: argparse.Namespace, study: "studies.Study", draw: Callable[..., Any]) -> int:
+    """Run what is left, the untrained rows first, which make a first page; the exit status."""
+    untrained = [row for row in study.rows if row in study.file.untrained()]
+    if untrained and (left := study.missing(untrained)):
+        if (status := _work(options, study, left, untrained)) >= 128:
+            return status
+        if status == 0 and draw():
+            print("Trainings follow; this page stays if they are stopped.\n", flush=True)
+    return _work(options, study, left) if (left := study.left()) else 0
+
+
+def _work(
+    options: argparse.Namespace,
+    study: "studies.Study",
+    left: "Sequence[studies.Job]",
+    rows: Sequence[str] | None = None,
+) -> int:
+    """Run what is left of some rows, comparison by comparison; the exit status."""
     launcher = studies.launcher(options, study.runs, jobs=2)
     print("Checking all settings ...", flush=True)
     studies.try_out(left)
     _own(study.runs, options.study)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
-    print(f"Trainings left: {len(left)}{at_once}.")
+    before = "Measuring the network before any training ..."
+    print(before if rows else f"Trainings left: {len(left)}{at_once}.", flush=True)
     failed: list[studies.Job] = []
 
     def ready() -> "list[studies.Job]":
         study.keep_finished()
-        jobs = [job for job in study.missing() if job not in failed]
+        jobs = [job for job in study.missing(rows) if job not in failed]
         study.register(jobs)
         return jobs
 
     while ready():
-        queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
+        total = len(study.left() if rows is None else left)
+        queue = studies.Queue(ready, total, launcher, redo_stale=True)
         stopped = queue.run()
         study.keep_finished()
         if stopped:

@@ -30,4 +30,8 @@ from .study_page import (
 from .svg import study_figures as study_figures
 from .table import Table as Table
 from .templates import fill as fill
-from .verdicts import judge as judge
+from .untrained_rows import untrained_row as untrained_row
+from .verdicts import (
+    Finding as Finding,
+    judge as judge,
+)

@@ -6,8 +6,9 @@ import numpy as np
 
 from benchmarks.datasets import queries_text
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.study_choice import Choice, choose, mean_percent, measured
-from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
+from benchmarks.reporting.study_choice import Choice, choose, measured
+from benchmarks.reporting.untrained_rows import advice_untrained, beside_untrained, untrained_row
+from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, percent
 from benchmarks.settings import Comparison, StudyFile
 
 MANY = 10  # seeds, recommended where fewer leave the answer open
@@ -42,6 +43,10 @@ def advice(
         labels: The names of the rows' methods.
     """
     choice = choose(study, findings, results)
+    left_out = [text for text in asked(results[choice.row].values()) if "," in text]
+    left_out = [f"The test has {text}." for text in left_out]
+    if choice.row in study.untrained():
+        return [*advice_untrained(study, choice.training, results, labels), *left_out]
     if choice.finding is None:
         return ["Nothing is decided yet: no main comparison has a result."]
     row, finding = choice.row, choice.finding
@@ -51,16 +56,16 @@ def advice(
     better, than = comparison.rows()
     metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
     main = measured(findings)
-    score, unseen = mean_percent(results[row], study.primary), "on classes it was not trained on"
+    score, unseen = percent(results[row], study.primary), "on classes it was not trained on"
     if finding.is_gain and row == better:
         spent = ""
         if ratio := cost(results, comparison):
             about_same = 0.95 < ratio < 1.05
             times = "in about the same" if about_same else f"for {ratio:.2g} times the"
             spent = f", {times} training time"
+        beside = f"the {labels[than]}" if finding is choice.training else f"{labels[than]} alone"
         told = [
-            f"{train} {label}: {unseen} it is {tested.mean:.1f} points better than {labels[than]} alone, by "
-            f"{metric}{spent}."
+            f"{train} {label}: {unseen} it is {tested.mean:.1f} points better than {beside}, by {metric}{spent}."
         ]
         if tested.has_interval:
             low, high = tested.limits()
@@ -77,7 +82,7 @@ def advice(
             )
     else:
         clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE, Word.AS_GOOD, Word.WORSE}
-        few = not all(clear & {*f.words} for f in main)
+        few = not all(f.is_gain or clear & {*f.words} for f in main)
         why = "none of the methods is worth having here"
         if few:
             why = "there is too little data to tell if any of the methods helps"
@@ -96,7 +101,7 @@ def advice(
         if few:
             more = ", or more trainings" * (study.seeds.count < MANY)
             told.append(f"More classes would tell{more}.")
-    means = {r: mean_percent(results[r], study.primary) for f in main for r in f.comparison.rows()}
+    means = {r: percent(results[r], study.primary) for f in main for r in f.comparison.rows()}
     top = max(means, key=means.__getitem__)
     if means[top] > score and not study.has_blocks():
         alone = "" if top in {f.comparison.rows()[0] for f in main} else " alone"
@@ -104,9 +109,9 @@ def advice(
             f"But {labels[top]}{alone} has {means[top]:.1f} % here, and {label} {score:.1f} %; no test shows that "
             "it is better."
         )
-    left_out = [text for text in asked(results[row].values()) if "," in text]
-    told += [f"The test has {text}." for text in left_out]
-    return [*lost, *told, *_before(study, choice, results, label, digits=1)]
+    if choice.training is not None and choice.training is not finding:
+        told.append(beside_untrained(choice.training, labels))
+    return [*lost, *told, *left_out, *_before(study, choice, results, label, digits=1)]
 
 
 def asked(runs: Iterable[Result]) -> list[str]:
@@ -128,9 +133,15 @@ def answer(
     one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
     beside = [f for f in others if f.is_gain and f.comparison.method]
     papers, sentences = has_papers(study), list[str]()
-    choice = choose(study, main, results) if main else None
+    rows = {row: f"`{row}`" for row in study.rows}
+    choice = choose(study, main, results) if main or untrained_row(study, results) else None
     if choice is not None:
-        sentences += _lost(study, choice, results, f"`{choice.row}`")
+        sentences += _lost(study, choice, results, rows[choice.row])
+        if training := choice.training:
+            told = beside_untrained(training)
+            sentences.append(told if training.is_gain else f"**{told}**")
+        elif choice.row in study.untrained():
+            sentences += advice_untrained(study, None, results, rows)
     if gains and papers:
         which = "The comparison" if one else f"{len(gains)} {of}"
         sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
@@ -160,13 +171,13 @@ def answer(
         good = sum(Word.AS_GOOD in finding.words for finding in equal)
         sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
     if tested and choice is not None and not papers:
-        sentences += _before(study, choice, results, f"`{choice.row}`")
+        sentences += _before(study, choice, results, rows[choice.row])
     return " ".join(sentences)
 
 
 def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     comparison, told = finding.comparison, _list(study, [finding])
-    after, before = (mean_percent(results[row], study.primary) for row in comparison.rows())
+    after, before = (percent(results[row], study.primary) for row in comparison.rows())
     of_rows = comparison.rows() == [comparison.better, comparison.than]  # of embeddings
     if of_rows and not comparison.metric:
         told += f" (from {before:.2f} to {after:.2f} %)"
@@ -191,10 +202,7 @@ def _lost(
     """What the recommended training lost against the untrained network; nothing if it did not lose."""
     if choice.untrained is None or (metric := choice.untrained.lost(study.primary)) is None:
         return []
-    lost, score = (
-        choice.untrained.told(study.primary, digits),
-        mean_percent(results[choice.row], metric),
-    )
+    lost, score = choice.untrained.told(study.primary, digits), percent(results[choice.row], metric)
     sentence = (
         f"{lost[0].upper()}{lost[1:]}: with {name}, {metric_name(metric)} is {score:.{digits}f} %."
     )
@@ -213,7 +221,7 @@ def _before(
     )
     before, after = (
         100 * untrained.metrics[study.primary],
-        mean_percent(results[choice.row], study.primary),
+        percent(results[choice.row], study.primary),
     )
     return [f"The {which} has {before:.{digits}f} %, that of {name} {after:.{digits}f} %."]
 

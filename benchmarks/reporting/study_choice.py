@@ -1,18 +1,12 @@
-"""The row that a study recommends."""
+"""What a study recommends: a row that trains nothing, or the training that is shown to be better."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from benchmarks.reporting.untrained import Untrained, best_untrained
-from benchmarks.reporting.verdicts import MAIN, Finding, Result, Results
+from benchmarks.reporting.untrained_rows import beyond_untrained, untrained_row
+from benchmarks.reporting.verdicts import MAIN, Finding, Results, percent
 from benchmarks.settings import StudyFile
-
-
-def measured(findings: Sequence[Finding]) -> list[Finding]:
-    """The main comparisons that have a result."""
-    return [f for f in findings if f.comparison.family == MAIN and f.tested]
 
 
 @dataclass(frozen=True)
@@ -21,7 +15,8 @@ class Choice:
 
     row: str
     finding: Finding | None  # the comparison behind it; None if no main one has a result
-    untrained: Untrained | None  # what the row's networks were before training, at best
+    untrained: Untrained | None = None  # what the row's networks were before training, at best
+    training: Finding | None = None  # the best training beside the best row that trains nothing
 
     def stars(self, finding: Finding) -> list[bool]:
         """For each side of a comparison, True if it is the recommended row in the comparison behind it."""
@@ -31,33 +26,60 @@ class Choice:
         return [behind and row == self.row for row in finding.comparison.rows()]
 
 
-def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> Choice:
-    """The best row of those that are shown to help, or else of the losses alone, beside what comes nearest to it.
+def measured(findings: Sequence[Finding]) -> list[Finding]:
+    """The main comparisons that have a result."""
+    return [f for f in findings if f.comparison.family == MAIN and f.tested]
 
-    That is the loss that the row gains most over, or the method that could gain most over the loss.
+
+def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> Choice:
+    """The best row that trains nothing, unless a training is shown to beat it: then that, as in other studies.
+
+    There it is the best row of those that are shown to help, or else of the losses alone, beside what comes nearest
+    to it: the loss that the row gains most over, or the method that could gain most over the loss. An untrained row
+    stands beside the training that comes nearest to it, of which there is none before the first comparison.
+
+    Where rows train nothing, they are what a training is compared with, not the start of its own runs.
     """
+    main, than = measured(findings), untrained_row(study, results)
+    training = _beside(study, findings, results) if than and main else None
+    if than is None:
+        row = _best_training(study, findings, results)
+        untrained = best_untrained(*results[row].values(), metric=study.primary)
+    elif training is None or not training.is_gain:
+        return Choice(than, training, training=training)
+    else:
+        row, untrained = training.comparison.better, None
+    gains = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
+    if gains:
+        finding = max(gains, key=lambda f: f.difference.mean)
+    else:
+        alone = [f for f in main if f.comparison.rows()[1] == row]
+        finding = max(alone, key=_most, default=training)
+    return Choice(row, finding, untrained, training)
+
+
+def _best_training(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
+    """The best of the rows that are shown to help, or else of the losses alone."""
     main = measured(findings)
     gains = {f.comparison.rows()[0]: f.difference.mean for f in main if f.is_gain}
     rows = list(gains) or [f.comparison.rows()[1] for f in main or findings]
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
-        row = max(gains, key=gains.__getitem__)
-    else:
-        row = max(rows, key=lambda row: mean_percent(results[row], study.primary))
-    untrained = best_untrained(*results[row].values(), metric=study.primary)
-    if gains:
-        near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
-        return Choice(row, max(near, key=lambda f: f.difference.mean), untrained)
-    near = [f for f in main if f.comparison.rows()[1] == row]
-    return Choice(row, max(near, key=_most, default=None), untrained)
+        return max(gains, key=gains.__getitem__)
+    return max(rows, key=lambda row: percent(results[row], study.primary))
+
+
+def _beside(study: StudyFile, findings: Sequence[Finding], results: Results) -> Finding | None:
+    """The best training beside the best untrained row; if it is not shown to beat that, the one that gains most."""
+    beside = beyond_untrained(study, findings, results)
+    row = _best_training(study, findings, results)
+    own = next((f for f in beside if f.comparison.better == row), None)
+    if own is not None and own.is_gain:
+        return own
+    known = [f for f in beside if f.tested]
+    return max(known, key=lambda f: (f.is_gain, f.difference.mean), default=own)
 
 
 def _most(finding: Finding) -> float:
     """The largest gain that its interval allows, or its mean."""
     tested = finding.difference
     return tested.limits()[1] if tested.has_interval else tested.mean
-
-
-def mean_percent(runs: Mapping[int, Result], metric: str) -> float:
-    """In percent; 0 if no run has it."""
-    values = [run["metrics"][metric] for run in runs.values() if metric in run["metrics"]]
-    return 100 * float(np.mean(values or [0.0]))

@@ -68,6 +68,7 @@ def study_html(
         neighbours=neighbours,
         known=known,
         methods=methods(study, main, results, labels, choice),
+        starred=any(any(choice.stars(finding)) for finding in main),
         figures={name: (FIGURES[name], image(of)) for name, of in drawn.items()},
         steps=steps,
         marks=marks,

@@ -12,6 +12,7 @@ from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
+from benchmarks.reporting.untrained_rows import beyond_untrained
 from benchmarks.reporting.verdicts import (
     MAIN,
     PAPERS,
@@ -95,6 +96,7 @@ def study_content(
     judged = [of for of in findings if of.comparison.family != CONTROL]
     main = [of for of in judged if of.comparison.family == MAIN]
     others = [of for of in judged if of.comparison.family != MAIN]
+    training = beyond_untrained(study, findings, results)
     tested = [one for of in findings for one in (of.tested, of.secondary) if one]
     sides = [
         [of.name, of.formula(), metric_name(study.metric(of)), of.paper] for of in study.comparisons
@@ -111,6 +113,7 @@ def study_content(
         "lacking": _lacking(study, findings, tried),
         "ends": _ends(study, judged, tried),
         "main": main and _verdicts(study, main, results),
+        "training": training and _verdicts(study, training, results),
         "others": others and _verdicts(study, others, results),
         "controls": controls and _verdicts(study, controls, results),
         "over": {one.over for one in tested},

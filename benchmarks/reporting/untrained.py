@@ -41,7 +41,7 @@ class Untrained:
 
 
 def best_untrained(*records: Mapping[str, Any], metric: str = CHOSEN_BY) -> Untrained | None:
-    """The best untrained result by MAP@R of the records of a method's runs; None if none was measured.
+    """The best untrained result by MAP@R of the records of a method's runs; None if none was measured or trained.
 
     A record has "metrics", those of the trained embeddings, and may have "before_training", those of the whole
     network at its start, and "outputs" whose names begin with "untrained_".
@@ -49,12 +49,13 @@ def best_untrained(*records: Mapping[str, Any], metric: str = CHOSEN_BY) -> Untr
     Args:
         metric: What chooses where a record lacks MAP@R.
     """
-    runs = [(record["metrics"], _measured(record)) for record in records if record.get("metrics")]
+    trained = [record for record in records if record.get("metrics") and record.get("steps") != 0]
+    runs = [(record["metrics"], _measured(record)) for record in trained]
     found = []
     for name in dict.fromkeys(chain(*(measured for _, measured in runs))):
         pairs = [(trained, measured[name]) for trained, measured in runs if name in measured]
-        trained, metrics = map(_means, zip(*pairs, strict=True))
-        gains = {m: trained[m] - value for m, value in metrics.items() if m in trained}
+        after, metrics = map(_means, zip(*pairs, strict=True))
+        gains = {m: after[m] - value for m, value in metrics.items() if m in after}
         shown = "" if name == START else row_name("", name, records[0].get("config"))
         found.append(Untrained(shown, metrics, gains))
     for by in (CHOSEN_BY, metric):

@@ -125,6 +125,13 @@ def outputs_of(result: Result) -> dict[str, Any]:
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
 
 
+def percent(runs: Mapping[int, Result], metric: str, output: str = "") -> float:
+    """Mean over the runs that have the metric; 0 if none has."""
+    found = (outputs_of(run).get(output, {}).get(metric) for run in runs.values())
+    values = [value for value in found if value is not None]
+    return 100 * float(np.mean(values or [0.0]))
+
+
 def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
     """True if a run has no metrics, or one of the given metrics of an output is not finite."""
     if not result["metrics"]:

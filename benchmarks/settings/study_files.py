@@ -5,7 +5,8 @@ recipes: PAPER/TABLE           of the rows
 settings: [...]                further arguments of all runs
 rows:
   ROW:                         an entry of that table, or with `recipe: PAPER/TABLE/ROW` any other
-    settings: [...]            further arguments of its runs, such as --data.test_classes=FILE
+    settings: [...]            further arguments of its runs, such as --data.test_classes=FILE; a row with
+                               --optimization.steps=0 trains nothing, is tested first, and is what others must beat
     measures: [...]            further arguments of its tests, such as --evaluation.orders=true
     takes: [ROW, ...]          rows above it whose chosen settings it takes over, before its own are chosen
     choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations
@@ -165,6 +166,10 @@ class StudyFile:
         """The setting of a row that names test classes of its own; None for those of the whole study."""
         own = (of for of in self.rows[row].settings if of.startswith("--data.test_classes"))
         return next(own, None)
+
+    def untrained(self) -> list[str]:
+        """The rows that train nothing."""
+        return [row for row, of in self.rows.items() if "--optimization.steps=0" in of.settings]
 
     def has_blocks(self) -> bool:
         """True if some rows have other test classes than others."""

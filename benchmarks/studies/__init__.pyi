@@ -1,6 +1,7 @@
 from .auditing import (
     check as check,
     fitted as fitted,
+    judged as judged,
     registered as registered,
     registration as registration,
 )

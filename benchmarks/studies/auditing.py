@@ -1,6 +1,8 @@
 """Checks before a study's first run, and after its last one: was the plan written down before the tests?"""
 
 from benchmarks.building import build_datasets, count_classes
+from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.reporting import Finding, judge
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
@@ -49,23 +51,26 @@ def check(study: Study) -> None:
             )
 
 
-def fitted(study: Study) -> str | None:
-    """The setting with which a batch fits the training with the fewest classes; None if it fits as it is.
+def fitted(study: Study) -> dict[str, str]:
+    """Settings with which the training with the fewest classes and images works, by what is few; {} if all do.
+
+    A batch fits its classes, and a head of principal components its images, whose number less one has variance.
 
     Raises:
         ConfigError: if the folder has too few classes to choose settings on.
     """
     data = study.first_job(study.rows[0]).command.experiment.data
     if data.dataset not in ("folder", "table") or not data.root.is_dir():
-        return None
+        return {}
     choosing = [row for row in study.rows if study.file.rows[row].choose]
     # The first row of each test set, of those that choose if there are any.
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
-    numbers: list[int] = []
+    trained: list[Glyphs | ImageSet] = []
     for row in blocks.values():
-        about = study.first_job(row).command.experiment.data
-        trained, every, needed = count_classes(about)
-        classes = trained if trained < 2 * data.folds else _classes(study.first_job(row))
+        classes, every, needed = count_classes(study.first_job(row).command.experiment.data)
+        if row not in choosing or classes >= 2 * data.folds:
+            trained.append(_trained(study.first_job(row)))
+            classes = trained[-1].num_classes
         if row in choosing and classes < 2 * data.folds:
             raise ConfigError(
                 f"data.root: {data.root}: you have {every} classes, and this study needs {needed}: "
@@ -73,14 +78,33 @@ def fitted(study: Study) -> str | None:
                 "classes, or name fewer for the test with -- --data.test_classes"
             )
         draws = range(study.file.choice.draws * (row in choosing))
-        numbers += [classes, *(_classes(study.first_job(row, draw)) for draw in draws)]
-    size = min(numbers) * (data.samples_per_class or data.batch_size)
-    given = any(setting.startswith("--data.batch_size") for setting in study.settings)
-    return None if given or size >= data.batch_size else f"--data.batch_size={size}"
+        trained += [_trained(study.first_job(row, draw)) for draw in draws]
+    classes, images = min(of.num_classes for of in trained), min(map(len, trained))
+    models = [study.first_job(row).command.experiment.model for row in study.rows]
+    widths = [model.embedding_size for model in models if model.head != "random"]
+    found = {
+        "classes": (
+            "data.batch_size",
+            data.batch_size,
+            classes * (data.samples_per_class or data.batch_size),
+        ),
+        "images": ("model.embedding_size", max(widths, default=0), images - 1),
+    }
+    return {
+        few: f"--{setting}={most}"
+        for few, (setting, size, most) in found.items()
+        if size > most and not any(given.startswith(f"--{setting}") for given in study.settings)
+    }
 
 
-def _classes(job: Job) -> int:
-    return build_datasets(job.command.experiment.data).train.num_classes
+def _trained(job: Job) -> Glyphs | ImageSet:
+    return build_datasets(job.command.experiment.data).train
+
+
+def judged(study: Study) -> tuple[Found, list[Finding]]:
+    """The results of the tests, and what they say of the comparisons."""
+    found = study.found()
+    return found, judge(study.file, found, registered=registered(study, found))
 
 
 def registered(study: Study, found: Found) -> dict[str, bool]:

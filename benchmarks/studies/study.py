@@ -45,8 +45,9 @@ class Study:
 
     @property
     def rows(self) -> list[str]:
-        """The compared rows, and those whose settings they take, each after these."""
-        return self.file.needed(list(chain(*(of.all_rows() for of in self.file.comparisons))))
+        """The untrained rows, the compared ones, and those whose settings they take, each after these."""
+        compared = chain(*(of.all_rows() for of in self.file.comparisons))
+        return self.file.needed([*self.file.untrained(), *compared])
 
     def labels(self) -> dict[str, str]:
         """The labels of the rows, each once: the row is added to one that another has, too."""
@@ -186,9 +187,10 @@ class Study:
                 )
         return result
 
-    def missing(self) -> list[Job]:
-        """The trainings without a result that can run now, because those they depend on have one."""
-        jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in self.rows))
+    def missing(self, rows: Sequence[str] | None = None) -> list[Job]:
+        """The trainings without a result that can run now, because those they depend on have one; of some rows."""
+        of = self.rows if rows is None else rows
+        jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in of))
         return [job for job in jobs if self._of(job) is None]
 
     def keep_finished(self) -> None:
@@ -259,6 +261,8 @@ class Study:
             arguments = [f"--label={self._recipe(about.recipe)['label']}", *arguments]
         report = "neighbours" if draw is None and not use else "false"
         arguments = [f"--report={report}", *arguments, *self.settings, *use]
+        if row in self.file.untrained():  # whatever length and head the trainings get
+            arguments += about.settings
         jobs = plan([about.recipe], seeds, runs, arguments)
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:

@@ -14,6 +14,10 @@ from tests.support.processes import ROOT, TIMEOUT
 
 pytestmark = pytest.mark.slow
 
+UNTRAINED = {
+    "recipe": "images/resnet50/binomial",
+    "settings": ["--optimization.steps=0", "--model.head=whitened", "--label=untrained network"],
+}
 STUDY = {
     "question": "Does HORDE help?",
     "recipes": "images/resnet50",
@@ -21,7 +25,7 @@ STUDY = {
     "margin": 1.0,
     "settings": ["--evaluation.verification=true"],
     "seeds": {"count": 2, "draw": "the network and the batches"},
-    "rows": {"binomial": {}, "binomial_horde_sketch": {}},
+    "rows": {"binomial": {}, "binomial_horde_sketch": {}, "untrained": UNTRAINED},
     "comparisons": {
         "HORDE": {"claim": "HORDE helps", "better": "binomial_horde_sketch", "than": "binomial"}
     },
@@ -60,10 +64,11 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(STUDY))
     study = ["-m", "benchmarks.study", "mine.yaml", f"--data.root={photographs}"]
     first = done([sys.executable, *study, "--", *TINY], tmp_path)
+    assert "Before any training, by MAP@R on the test classes: untrained network: " in first
     page = (tmp_path / "runs" / "studies" / "mine" / "study.html").read_text()
     assert "Does HORDE help?" in page and "What that looks like" in page
     assert "Known or unknown?" in page and "Known or unknown?" in first
-    second = done(printed(first, "Train the recommended method on all classes"), tmp_path)
+    second = done(printed(first, "Fit the recommended method on all classes"), tmp_path)
     export = printed(second, "Export the recommended network")
     assert "finished" in " ".join(export) and "--thresholds" in export
     done(export, tmp_path)

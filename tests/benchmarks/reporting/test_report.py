@@ -127,6 +127,8 @@ def test_a_headline_says_what_training_lost_against_the_best_untrained_network(m
     names = ["A", "A, 64 components", "untrained trunk, pooled features", white]
     names += ["untrained trunk, 128 components", "before training"]
     assert [row["method"] for row in table(compared(folder))] == names
+    as_is = make("E", 0, 0, **about, steps=0, outputs=tested, metrics=only(0.65, 0.45))
+    assert "training lost" not in compared(as_is), "nothing was trained"
     by_map = make("B", 0, 0, **about, metrics=only(0.81, 0.3))
     assert "81.00 %; training lost 10.00 points of MAP@R against the" in compared(by_map)
     equal = make("C", 0, 0, before_training=only(0.8, 0.4), metrics=only(0.8, 0.4))

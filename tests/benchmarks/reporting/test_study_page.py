@@ -298,3 +298,58 @@ def test_rows_have_neutral_names_coloured_words_and_marked_best_values():
     results["b"][3]["metrics"] = {}
     page = html_of(study, results)
     assert "diverged" in page and "<span>–</span>" in page
+
+
+def with_untrained(gains: dict[str, float], **untrained: float) -> tuple[StudyFile, dict[str, Any]]:
+    """The study with rows that train nothing."""
+    study, results = without_papers(gains)
+    for run in (run for row in results.values() for run in row.values()):
+        run["before_training"] = {RECALL: 0.9}  # not said: the rows are what training is beside
+    row = StudyRow("toy/table/base", settings=["--optimization.steps=0"])
+    rows = study.rows | dict.fromkeys(("pca", "white"), row)
+    study = replace(study, rows=rows)
+    return study, results | {
+        name: row_of(gain, noise=NOISE[::-1]) for name, gain in untrained.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("gains", "white", "row", "lead"),
+    [
+        ({"a": 2.0, "b": 0.0}, 1.0, "a", "Train with loss + A"),
+        ({"a": 2.0, "b": 0.0}, 1.9, "white", "Train nothing, and take the untrained, white"),
+        ({"a": 0.0, "b": 0.0}, -1.0, "base", "Train with plain <loss> alone"),
+        ({"a": 0.1, "b": -1.0}, 0.3, "white", "Train nothing, and take the untrained, white"),
+        ({}, 1.0, "white", "Before any training, by Recall@1 on the test classes: untrained"),
+    ],
+)
+def test_a_training_must_beat_the_untrained_network(gains, white, row, lead):
+    """By the study's rule: a tenth of a point is too little."""
+    study, results = with_untrained(gains or {"a": 0.0, "b": 0.0}, pca=-3.0, white=white)
+    labels = LABELS | {"pca": "untrained, pca", "white": "untrained, white"}
+    if not gains:
+        results |= {of: {} for of in ("base", "a", "b")}
+    findings = judge(study, results)
+    assert choose(study, findings, results).row == row
+    first, *more = advice(study, findings, results, labels)
+    assert first.startswith(lead)
+    page = page_of(study, results)
+    assert not any("90.0" in said or "raining lost" in said for said in (first, *more, page))
+    if gains:
+        best = "a" if gains["a"] else "base"  # of no gain, the one with the highest mean
+        beside = f"{gains['a'] - white:+.1f} points"
+        assert beside in more[-1] or f"{50 + white:.1f} %" in more[0]
+        assert f"Beside `white`, `{best}` has {beside}" in page and "## Does training pay?" in page
+    else:
+        assert "`white`: 51.0 %" in page
+
+
+def test_a_method_that_only_beats_the_untrained_network_is_told_beside_that():
+    study, results = with_untrained({"a": 0.19, "b": -1.0}, pca=-3.0)
+    results["white"] = row_of(-0.18)
+    findings = judge(study, results)
+    choice, labels = choose(study, findings, results), LABELS | {"pca": "pca", "white": "white"}
+    assert choice.row == "a" and choice.finding is choice.training
+    first, *more = advice(study, findings, results, labels)
+    assert first.endswith("it is 0.4 points better than the white, by Recall@1.")
+    assert not any("Beside" in sentence for sentence in more)

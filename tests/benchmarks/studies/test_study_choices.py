@@ -125,6 +125,30 @@ def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(t
     assert {row: len(of) for row, of in found.items()} == {"base": 5, "new": 5, "third": 2}
 
 
+def test_the_untrained_network_is_shown_first_and_recommended_unless_it_is_beaten(
+    toy, trained_by, capsys
+):
+    own = {"recipe": "toy/table/base", "settings": ["--optimization.steps=0", "--label=raw"]}
+    change(rows={"base": {}, "new": {}, "third": {}, "raw": own})
+    made: list[tuple[Any, ...]] = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            steps, split = (job.config[of][key] for of, key in KEYS)
+            assert not made or not steps or "`raw`: 90.0 %" in Path("toy.md").read_text()
+            made.append((steps, split))
+            finish(job, 0.9 if steps == 0 else 0.5)
+
+    trained_by(train)
+    assert command("--finish", "--", "--optimization.steps=3") == 0
+    assert made == [(0, "test")] * 2 + [(3, "test")] * 6 + [(0, "all")]
+    told = capsys.readouterr().out
+    assert "Before any training, by Recall@1" in told and "Train nothing, and take the raw:" in told
+
+
+KEYS = (("optimization", "steps"), ("data", "split"))
+
+
 def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, capsys):
     change(rows={"base": {"choose": {RATE: [0.1, 0.2]}}, "new": {"takes": ["base"]}, "third": {}})
     seen = []

@@ -1,0 +1,85 @@
+"""The untrained network of a study, which its trainings must beat: by how much, and how sure that is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.reporting.names import metric_name
+from benchmarks.reporting.verdicts import MAIN, Finding, Results, judge, percent
+from benchmarks.settings import CONTROL, Comparison, StudyFile
+
+
+def untrained_row(study: StudyFile, results: Results) -> str | None:
+    """The best row that trains nothing; None without results of one, or if rows have different test classes."""
+    rows = [] if study.has_blocks() else [row for row in study.untrained() if results.get(row)]
+    return max(rows, key=lambda row: percent(results[row], study.primary), default=None)
+
+
+def beyond_untrained(
+    study: StudyFile, findings: Sequence[Finding], results: Results
+) -> list[Finding]:
+    """Each trained row of the main comparisons beside the best untrained one.
+
+    As for controls, no p is corrected: one of them decides, beside the better of the untrained rows, and with three
+    seeds hardly a gain would be left to see.
+    """
+    if (than := untrained_row(study, results)) is None:
+        return []
+    main = [of for of in study.comparisons if of.family == MAIN]
+    rows = dict.fromkeys(row for of in main for row in of.rows() if row not in study.untrained())
+    claim = "training beats the untrained network"
+    comparisons = [Comparison(row, claim, row, than, family=CONTROL) for row in rows]
+    registered = {
+        row: all(of.registered for of in findings if row in of.comparison.rows()) for row in rows
+    }
+    return judge(replace(study, comparisons=comparisons), results, registered=registered)
+
+
+def advice_untrained(
+    study: StudyFile, finding: Finding | None, results: Results, labels: Mapping[str, str]
+) -> list[str]:
+    """Sentences that advise the best untrained row.
+
+    Args:
+        finding: The best training beside it; None before any training.
+    """
+    row, metric = untrained_row(study, results), metric_name(study.primary)
+    assert row is not None
+    if finding is None:
+        rows = {
+            labels[of]: percent(results[of], study.primary)
+            for of in study.untrained()
+            if results.get(of)
+        }
+        features = percent(results[row], study.primary, "untrained_features")
+        rows |= {"all pooled features": features} if features else {}
+        shown = "; ".join(f"{label}: {value:.1f} %" for label, value in rows.items())
+        return [
+            f"Before any training, by {metric} on the test classes: {shown}.",
+            "Trainings have to beat that.",
+        ]
+    trained = finding.comparison.better
+    score, best = (percent(results[side], study.primary) for side in (row, trained))
+    told = [
+        f"Train nothing, and take the {labels[row]}: no training is shown to beat it here.",
+        f"On classes that it was not made from, its {metric} is {score:.1f} %; that of the best training, "
+        f"{labels[trained]}, {best:.1f} %.",
+    ]
+    if finding.tested is not None and finding.tested.has_interval:
+        low, high = finding.tested.limits()
+        sure = f"How sure: training changes it by {low:+.1f} to {high:+.1f} points, with a confidence of 95 %."
+        told.append(sure + " More classes would tell." * (high > 0))
+    return told
+
+
+def beside_untrained(finding: Finding, names: Mapping[str, str] | None = None) -> str:
+    """A sentence on what a training gains or loses, with the names of rows; default: the rows themselves."""
+    better, than = ((names or {}).get(row, f"`{row}`") for row in finding.comparison.rows())
+    than = f"the {than}" if names else than
+    if finding.tested is None:
+        return f"{better} diverged; {than} did not."
+    gain, limits = finding.tested.mean, ""
+    if finding.tested.has_interval:
+        low, high = finding.tested.limits()
+        limits = f" (between {low:+.1f} and {high:+.1f}, with a confidence of 95 %)"
+    pays = "training pays" if finding.is_gain else "training is not shown to pay"
+    return f"Beside {than}, {better} has {gain:+.1f} points{limits}: {pays}."
