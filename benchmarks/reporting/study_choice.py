@@ -51,11 +51,9 @@ def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> C
         row, untrained = training.comparison.better, None
     gains = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
     if gains:
-        finding = max(gains, key=lambda f: f.difference.mean)
-    else:
-        alone = [f for f in main if f.comparison.rows()[1] == row]
-        finding = max(alone, key=_most, default=training)
-    return Choice(row, finding, untrained, training)
+        return Choice(row, max(gains, key=lambda f: f.difference.mean), untrained, training)
+    alone = [f for f in main if f.comparison.rows()[1] == row]
+    return Choice(row, max(alone, key=_most, default=training), untrained, training)
 
 
 def _best_training(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
