@@ -43,9 +43,9 @@ def pca_init_(layer: Layer, features: Tensor) -> Layer:
             NaN or inf; for a layer whose weight is computed, as by weight norm.
 
     Example:
-        >>> layer = pca_init_(nn.Linear(4, 2), torch.eye(4)[[0, 0, 1, 2]] * 3)
-        >>> layer(torch.eye(4)[:1] * 3).round(decimals=3).tolist()
-        [[1.837, 0.0]]
+        >>> layer = pca_init_(nn.Linear(4, 1), torch.eye(4)[[0, 0, 1, 2]] * 3)
+        >>> f"{layer(torch.eye(4)[0] * 3).item():.3f}"
+        '1.837'
     """
     linear, mean, covariance = _start(layer, features)
     _set(linear, mean, _leading(covariance, linear.out_features))
@@ -71,9 +71,9 @@ def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
         ValueError: as in `pca_init_`; for labels of another shape; if no two images of a class differ.
     """
     linear, mean, covariance = _start(layer, features)
-    if labels.shape != features.shape[:1]:
+    if getattr(labels, "shape", None) != features.shape[:1] or not isinstance(labels, Tensor):
         raise ValueError(
-            f"labels: expected one for each of {len(features)} features, got shape {tuple(labels.shape)}"
+            f"labels: expected a tensor with one for each of {len(features)} features, got {_came(labels)}"
         )
     _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
@@ -102,10 +102,11 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
         raise ValueError(
             f"layer: expected a plain torch.nn.Linear, or an EmbeddingHead that has one, got {linear}"
         )
-    if features.ndim != 2 or features.shape[1] != linear.in_features:
+    real = isinstance(features, Tensor) and not features.is_complex()
+    if not real or features.ndim != 2 or features.shape[1] != linear.in_features:
         raise ValueError(
-            f"features: expected (N, {linear.in_features}), as the layer takes them, got shape "
-            f"{tuple(features.shape)}"
+            f"features: expected a tensor (N, {linear.in_features}), as the layer takes them, got "
+            f"{_came(features)}"
         )
     most = min(features.shape)
     if linear.out_features > most:
@@ -122,6 +123,8 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
     for rows in blocks:
         centred = rows.cpu().double() - mean
         covariance += centred.T @ centred / len(features)
+    if not covariance.isfinite().all():
+        raise ValueError("features: their squares leave the range of float64; scale them")
     return linear, mean, covariance
 
 
@@ -134,9 +137,19 @@ def _leading(covariance: Tensor, count: int) -> Tensor:
 
 
 def _set(linear: nn.Linear, mean: Tensor, weight: Tensor) -> None:
+    bias = (-weight @ mean).to(linear.weight.dtype)
+    if not bias.isfinite().all():
+        raise ValueError(
+            f"layer: its bias leaves the range of {bias.dtype}; make it in float32, and cast it when it is trained"
+        )
     if linear.bias is None:
         linear.bias = nn.Parameter(
             linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad
         )
     linear.weight.copy_(weight)
-    linear.bias.copy_(-weight @ mean)
+    linear.bias.copy_(bias)
+
+
+def _came(x: object) -> str:
+    """What came instead of a tensor that fits."""
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
