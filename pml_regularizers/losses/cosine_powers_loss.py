@@ -65,7 +65,7 @@ class CosinePowersLoss(PerOutputLoss):
         >>> from pytorch_metric_learning import losses
         >>> loss = CosinePowersLoss(losses.MultiSimilarityLoss())
         >>> embeddings, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])
-        >>> loss(embeddings, labels, features=torch.randn(4, 32)).shape
+        >>> loss(embeddings, labels, features=torch.rand(4, 32)).shape
         torch.Size([])
     """
 
