@@ -134,8 +134,8 @@ def test_no_two_settings_that_can_change_a_result_are_one() -> None:
             others.append(changed(whole, {"optimization.overrides": less}))
             assert config_changes(whole, others[-1]), path
         for settings in (whole, *others):
-            moving = {path: flat(settings).get(path) for path in {*kept, *flat(settings)}}
-            moving = {path: of for path, of in moving.items() if path not in MOVES}
+            own = flat(settings)
+            moving = {path: own.get(path) for path in {*kept, *own} if path not in MOVES}
             identity_of = plain(sorted(settings_of_results(settings).items()))
             assert found.setdefault(identity_of, moving) == moving, name
     assert len(found) > 200
