@@ -1,7 +1,6 @@
 """What would train less than it seems, or something else, is told at once."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,52 +19,32 @@ from pml_regularizers import (
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-def adam(*modules: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam([parameter for module in modules for parameter in module.parameters()])
-
-
-Stepped = Callable[[int], list[torch.optim.Optimizer]]
-"""The optimizers that make a step after the n-th backward pass."""
-
-
-def of_the_network(network: nn.Module, loss: nn.Module) -> Stepped:
-    optimizer = adam(network)
-    return lambda step: [optimizer]
-
-
-def of_each(network: nn.Module, loss: nn.Module) -> Stepped:
-    both = [adam(network), adam(loss)]
-    return lambda step: both
-
-
-def of_the_loss_rarely(network: nn.Module, loss: nn.Module) -> Stepped:
-    both = [adam(network), adam(loss)]
-    return lambda step: both if step % 5 == 4 else both[:1]
-
-
-def accumulating(network: nn.Module, loss: nn.Module) -> Stepped:
-    optimizer = adam(network, loss)
-    return lambda step: [optimizer] if step % 3 == 2 else []
-
-
 @pytest.mark.parametrize("around", [lambda loss: loss, DistributedLoss])
-@pytest.mark.parametrize("made", [of_the_network, of_each, of_the_loss_rarely, accumulating])
-def test_parameters_that_no_optimizer_holds(made: Any, around: Any) -> None:
-    network = nn.Linear(5, 4)
-    feature_loss = losses.ProxyAnchorLoss(3, 5)
+@pytest.mark.parametrize(
+    ("count", "steps"),
+    [
+        (1, lambda step: 1),
+        (2, lambda step: 2),
+        (2, lambda step: 1 + (step % 5 == 4)),  # that of the loss rarely
+        (2, lambda step: 2 * (step % 3 == 2)),  # gradients of three passes
+    ],
+)
+def test_parameters_that_no_optimizer_holds(count: int, steps: Any, around: Any) -> None:
+    """An optimizer of the network, and perhaps one of the loss: as many of them as told make a step."""
+    network, feature_loss = nn.Linear(5, 4), losses.ProxyAnchorLoss(3, 5)
     loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, 4), feature_loss=feature_loss, powers=(1, 3))
     loss = around(loss)
-    chosen = made(network, loss)
+    optimizers = [torch.optim.Adam(module.parameters()) for module in (network, loss)[:count]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(7):
             x = torch.rand(6, 5, requires_grad=True)
             loss(network(x), LABELS, features=x).backward()
-            for optimizer in chosen(step):
+            for optimizer in optimizers[: steps(step)]:
                 optimizer.step()
                 optimizer.zero_grad()
     messages = [str(warning.message) for warning in caught]
-    assert len(messages) == (made is of_the_network)
+    assert len(messages) == (count == 1)
     assert all("embeddings.proxies, losses.power_1.proxies, losses.power_3" in x for x in messages)
 
 
