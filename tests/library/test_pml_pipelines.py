@@ -157,15 +157,11 @@ def test_the_idioms_of_the_notebooks_of_pml(kind: str) -> None:
     """Each as in PML's documentation, with one line that puts powers around its loss."""
     network, labels = Attended(), torch.arange(CLASSES).repeat(BATCH // CLASSES)
     triplet, width = losses.TripletMarginLoss(), network.head.embedding_size
-    loss: Any = {
-        "memory": lambda: losses.CrossBatchMemory(losses.NTXentLoss(), width, memory_size=32),
-        "MoCo": lambda: losses.CrossBatchMemory(losses.NTXentLoss(), width, memory_size=32),
-        "sub-center": lambda: losses.SubCenterArcFaceLoss(
-            num_classes=CLASSES, embedding_size=width
-        ),
-    }.get(kind, lambda: triplet)()
-    inner = loss
-    loss = CosinePowersLoss(loss, feature_loss=triplet, powers=(1, 3)).attach(network.head)
+    memory = losses.CrossBatchMemory(losses.NTXentLoss(), width, memory_size=32)
+    arcface = losses.SubCenterArcFaceLoss(num_classes=CLASSES, embedding_size=width)
+    own = {"memory": memory, "MoCo": memory, "sub-center": arcface}
+    inner: Any = own.get(kind, triplet)
+    loss: Any = CosinePowersLoss(inner, feature_loss=triplet, powers=(1, 3)).attach(network.head)
     optimizer = torch.optim.SGD([*network.parameters(), *loss.parameters()], lr=0.05)
     if kind == "sum":
         loss = losses.MultipleLosses([loss, losses.ContrastiveLoss()], weights=[1, 0.5])
@@ -175,12 +171,13 @@ def test_the_idioms_of_the_notebooks_of_pml(kind: str) -> None:
         pipeline, classifier = Pipeline(), torch.nn.Linear(width, CLASSES)
         loss.attach(pipeline.network.head)
         models = {"trunk": pipeline.network.trunk, "embedder": pipeline.network.head}
+        models["classifier"] = classifier
         pipeline.trainer(
             trainers.TrainWithClassifier,
-            models={**models, "classifier": classifier},
+            models=models,
             optimizers={
                 f"{name}_optimizer": torch.optim.SGD(model.parameters(), lr=0.05)
-                for name, model in {**models, "classifier": classifier}.items()
+                for name, model in models.items()
             },
             loss_funcs={"metric_loss": loss, "classifier_loss": torch.nn.CrossEntropyLoss()},
         ).train(num_epochs=1)
