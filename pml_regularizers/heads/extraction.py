@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.data.distributed import DistributedSampler
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..functional.precision import full_precision
 

@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),
+    pytest.mark.filterwarnings("ignore:powers. .* even and cannot tell opposite features apart"),
 ]
 LABELS = torch.arange(64) % 5 % 4  # as many images as inductor computes in vectors
 VARIANTS = [

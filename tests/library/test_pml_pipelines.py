@@ -28,9 +28,10 @@ from tests.support.toys import Attended
 CLASSES, BATCH, ITERATIONS = 4, 8, 3
 
 # PML formats the loss for its progress bar; torch says so once, in whichever test comes first.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar"),
+    pytest.mark.filterwarnings("ignore:powers. .* even and cannot tell opposite features apart"),
+]
 
 
 class Pipeline:
