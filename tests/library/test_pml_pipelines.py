@@ -31,6 +31,7 @@ CLASSES, BATCH, ITERATIONS = 4, 8, 3
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar"),
     pytest.mark.filterwarnings("ignore:powers. .* even and cannot tell opposite features apart"),
+    pytest.mark.filterwarnings("ignore:DistributedLossWrapper is being used in a non-distributed"),
 ]
 
 
