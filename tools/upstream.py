@@ -2,7 +2,8 @@
 
     python tools/upstream.py ../pytorch-metric-learning --only energy_confusion [--branch]
 
-Each folder of `upstream/` is one pull request, and mirrors PML's tree:
+Each folder of `upstream/` is one pull request, and mirrors PML's tree. The modules that it adds to PML are the
+library's own, in `pml_regularizers/offered`, with relative imports. In the folder,
 
 * `NAME.patch` changes the file NAME;
 * of `__init__.py`, CONTENTS.md and the documents it holds the lines, rows or section that are inserted where
@@ -26,10 +27,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "upstream"
-# In the order of the pull requests. None needs another one.
-SYSTEMS = ("distributed", "energy_confusion", "variance")
-SYSTEMS += ("horde", "joint_similarity", "rank_accuracy")
-PLAIN = "src/pytorch_metric_learning/losses/base_metric_loss_function.py"
+OFFERED = ROOT / "pml_regularizers" / "offered"
+# Each pull request with its files of OFFERED, in their order. None needs another one.
+SYSTEMS: dict[str, tuple[str, ...]] = {
+    "distributed": (),
+    "energy_confusion": ("losses/energy_confusion_loss.py",),
+    "variance": ("losses/variance_estimation_loss.py", "utils/variance_attention.py"),
+    "horde": ("losses/horde_loss.py",),
+    "joint_similarity": ("losses/jrs_loss.py",),
+    "rank_accuracy": ("utils/rank_accuracy_calculator.py",),
+}
+PACKAGE = "src/pytorch_metric_learning"
+PLAIN = f"{PACKAGE}/losses/base_metric_loss_function.py"
 
 
 class UpstreamError(Exception):
@@ -45,6 +54,10 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
     if not (tree / PLAIN).is_file():
         raise UpstreamError(f"{tree}: expected a clone of PML, with {PLAIN}; git clone it first")
     folder, planned = SOURCES / system, {}
+    for name in SYSTEMS[system]:
+        path, text = Path(PACKAGE, name), with_relative_imports(OFFERED / name)
+        _refuse_another(tree, path, text)
+        planned[path] = text.encode()
     for source in sorted(path for path in folder.rglob("*.*") if path.is_file()):
         path = source.relative_to(folder)
         if "__pycache__" in path.parts:
@@ -64,10 +77,27 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
             text = _with_lines(_read(tree, path), text, rows)
         elif path.suffix == ".md":
             text = _with_section(_read(tree, path), text, path)
-        elif (tree / path).exists() and _read(tree, path) != text:
-            raise UpstreamError(f"{path}: is there with another content; take a tree without it")
+        else:
+            _refuse_another(tree, path, text)
         planned[path] = text.encode()
     return planned
+
+
+def with_relative_imports(source: Path) -> str:
+    """The text of an offered file as it stands in PML, whose modules import each other by relative names."""
+    here = re.escape(source.parent.name)  # "losses" or "utils"
+    text = source.read_text()
+    # What black wraps fits on a line again.
+    text = re.sub(
+        r"(?m)^(from pytorch_metric_learning\S+ import )\(\n    (\w+),?\n\)$", r"\1\2", text
+    )
+    text = re.sub(rf"(?m)^from pytorch_metric_learning\.{here}(\.?)(?=[ \w])", "from .", text)
+    return re.sub(r"(?m)^from pytorch_metric_learning\.", "from ..", text)
+
+
+def _refuse_another(tree: Path, path: Path, text: str) -> None:
+    if (tree / path).exists() and _read(tree, path) != text:
+        raise UpstreamError(f"{path}: is there with another content; take a tree without it")
 
 
 def _read(tree: Path, path: Path) -> str:

@@ -1,9 +1,7 @@
 """Classes offered to PML, in `upstream/`, have the values and the gradients of the library's own."""
 
-import functools
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +12,13 @@ from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor
 
 import pml_regularizers as library
+from pml_regularizers.offered.losses import (
+    energy_confusion_loss,
+    horde_loss,
+    jrs_loss,
+    variance_estimation_loss,
+)
+from pml_regularizers.offered.utils import rank_accuracy_calculator, variance_attention
 from tests.support import gradients
 from tests.support.pool import Pool, Processes
 from tests.support.processes import ROOT
@@ -24,16 +29,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 import upstream
 
 LABELS = torch.tensor([4, 4, 1, 1, 1, 7, 7, 2])
-
-
-@functools.cache
-def offered(system: str, name: str) -> Any:
-    """A module of `upstream/`, as if it stood in the installed PML: "losses.horde_loss"."""
-    path = (upstream.SOURCES / system / "src/pytorch_metric_learning").joinpath(*name.split("."))
-    module = ModuleType(f"pytorch_metric_learning.{name}")
-    vars(module)["__package__"] = module.__name__.rpartition(".")[0]
-    exec(path.with_suffix(".py").read_text(), vars(module))
-    return module
 
 
 def random(*shape: int) -> Tensor:
@@ -54,7 +49,7 @@ def assert_same(
 def test_energy_confusion(distance: LpDistance) -> None:
     x = random(8, 5)
     options: dict[str, Any] = {"distance": distance, "reducer": reducers.SumReducer()}
-    loss = offered("energy_confusion", "losses.energy_confusion_loss").EnergyConfusionLoss
+    loss = energy_confusion_loss.EnergyConfusionLoss
     ours = library.EnergyConfusionRegularizer(gradient="all", **options)
     assert_same(loss(**options)(x, LABELS), ours(x, LABELS), [x])
 
@@ -63,11 +58,11 @@ def test_energy_confusion(distance: LpDistance) -> None:
 def test_variance(unbiased: bool) -> None:
     pooled = random(8, 5)
     ours = library.VEMAttention(5).double()
-    attention = offered("variance", "utils.variance_attention").VarianceAttention(5).double()
+    attention = variance_attention.VarianceAttention(5).double()
     attention.variance.data = ours.variance.data[None].clone()
     torch.testing.assert_close(attention(pooled), ours(pooled))
 
-    module = offered("variance", "losses.variance_estimation_loss")
+    module = variance_estimation_loss
     found = module.VarianceEstimationLoss(unbiased=unbiased)(pooled, ref_emb=attention.variance)
     expected = library.VarianceRegularizer(unbiased=unbiased)(
         pooled, features=(pooled, ours.variance)
@@ -80,7 +75,7 @@ def test_variance(unbiased: bool) -> None:
     [(2, (8, 6, 3, 2), True), (5, (8, 4, 6), True), (5, (8, 4, 6), False)],
 )
 def test_horde(order: int, shape: tuple[int, ...], train: bool) -> None:
-    base, kind = losses.TripletMarginLoss(), offered("horde", "losses.horde_loss").HORDELoss
+    base, kind = losses.TripletMarginLoss(), horde_loss.HORDELoss
     theirs = kind(base, 6, 5, order, moment_dim=9, train_projections=train)
     projections: Any = "cascaded" if train else "random"
     ours = library.HORDELoss(base, 6, 5, order=order, moment_dim=9, projections=projections)
@@ -104,7 +99,7 @@ def test_horde(order: int, shape: tuple[int, ...], train: bool) -> None:
 )
 def test_joint_similarity(reducer: Any, mined: Any) -> None:
     x, pooled = random(8, 5), random(8, 7)
-    theirs = offered("joint_similarity", "losses.jrs_loss").JRSLoss(reducer=reducer)
+    theirs = jrs_loss.JRSLoss(reducer=reducer)
     ours, tuples = library.JRSRegularizer(reducer=reducer), mined and mined(x, LABELS)
     found = theirs(x, LABELS, tuples, features=[pooled])
     assert_same(found, ours(x, LABELS, tuples, features={"pooled": pooled}), [x, pooled])
@@ -113,7 +108,7 @@ def test_joint_similarity(reducer: Any, mined: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
 @pytest.mark.parametrize("within", [True, False])
 def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
-    module = offered("rank_accuracy", "utils.rank_accuracy_calculator")
+    module = rank_accuracy_calculator
     calculators = [
         kind(exclude=("NMI", "AMI"), kmeans_func=print, device=torch.device("cpu"), **options)
         for kind in (module.RankAccuracyCalculator, library.RankAccuracyCalculator)

@@ -2,8 +2,8 @@ from functools import partial
 
 import torch
 
-from . import common_functions as c_f
-from .accuracy_calculator import (
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils.accuracy_calculator import (
     AccuracyCalculator,
     maybe_get_avg_of_avgs,
     nan_accuracy,

@@ -1,8 +1,10 @@
 import torch
 
-from ..distances import LpDistance
-from ..utils import common_functions as c_f
-from .base_metric_loss_function import BaseMetricLossFunction
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.losses.base_metric_loss_function import (
+    BaseMetricLossFunction,
+)
 
 
 def energy_confusion(x, classes, num_classes):

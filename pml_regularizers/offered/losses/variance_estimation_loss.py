@@ -1,7 +1,9 @@
 import torch
 
-from ..utils import common_functions as c_f
-from .base_metric_loss_function import BaseMetricLossFunction
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.losses.base_metric_loss_function import (
+    BaseMetricLossFunction,
+)
 
 
 def variance_errors(features, predicted, *, unbiased=False):

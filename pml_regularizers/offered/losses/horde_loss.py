@@ -3,8 +3,10 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from ..utils import common_functions as c_f
-from .base_metric_loss_function import BaseMetricLossFunction
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.losses.base_metric_loss_function import (
+    BaseMetricLossFunction,
+)
 
 
 class HORDELoss(BaseMetricLossFunction):

@@ -1,9 +1,11 @@
 import torch
 
-from ..distances import LpDistance
-from ..utils import common_functions as c_f
-from ..utils import loss_and_miner_utils as lmu
-from .base_metric_loss_function import BaseMetricLossFunction
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from pytorch_metric_learning.losses.base_metric_loss_function import (
+    BaseMetricLossFunction,
+)
 
 
 class JRSLoss(BaseMetricLossFunction):

@@ -1,0 +1,1 @@
+"""Losses that are offered to pytorch-metric-learning."""

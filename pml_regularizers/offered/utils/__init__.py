@@ -1,0 +1,1 @@
+"""A layer and an accuracy calculator that are offered to pytorch-metric-learning."""
