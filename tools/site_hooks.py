@@ -34,8 +34,6 @@ HOMES = {  # of the public names
 }
 HOMES |= {  # and of those that are imported from their modules
     "ReproducingKernel": "functional.kernels",
-    "cascaded_moments": "functional.moments",
-    "sketched_moments": "functional.moments",
     "energy_confusion": "regularizers.energy_confusion",
     "joint_kernel": "regularizers.joint_similarity",
     "FeatureTap": "features.feature_tap",

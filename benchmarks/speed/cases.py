@@ -18,8 +18,8 @@ from benchmarks.speed.steps import FEW, training_step
 
 def moments(maps: Tensor, K: int, d: int, **options: Any) -> Callable[[], object]:
     """HORDE's moments, forward and backward, with the gradients of those projections that train."""
-    options |= {"order": K, "moment_dim": d, "scale": False}
-    module = ours.HighOrderMoments(maps.shape[1], **options)
+    options = {"projections": "cascaded", **options}
+    module = ours.HighOrderMoments(maps.shape[1], order=K, moment_dim=d, scale=False, **options)
     inputs = [maps, *module.to(maps.device).parameters()]
     gradients = [torch.randn(len(maps), d, device=maps.device) for _ in range(K - 1)]
     return lambda: torch.autograd.grad(module(maps), inputs, gradients)
@@ -69,7 +69,7 @@ def horde_sketches_by_autograd(tiny: bool, device: torch.device) -> Comparison:
     """The recommended moments, orders 2 and 3 by sketches, against the same operations left to autograd."""
     N, side, C, d, K = (3, 2, 16, 64, 3) if tiny else (32, 8, 1024, 1024, 3)
     maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
-    module = ours.HighOrderMoments(C, order=K, moment_dim=d, projections="sketch", scale=False)
+    module = ours.HighOrderMoments(C, order=K, moment_dim=d, scale=False)
     # One entry, -1 or +1, per channel; row 0 of the sums is for places without a channel.
     tables = torch.stack(module.to(device).weights()).flatten(1).long()
     gradients = [torch.randn(N, d, device=device) for _ in range(K - 1)]

@@ -22,15 +22,20 @@ GPU_BLOCK = 2**25
 
 
 def summed_products(
-    x: Tensor, matrices: Sequence[Tensor], first: int, dtype: torch.dtype, checkpoint: bool
+    x: Tensor,
+    matrices: Sequence[Tensor],
+    first: int = 2,
+    dtype: torch.dtype | None = None,
+    checkpoint: bool = False,
 ) -> Tensor:
     """Return s_first .. s_K of x (N, P, C): (K - first + 1, N, d), in x's dtype.
 
     Args:
         matrices: W_1 .. W_K, K >= 2, each (C, d); those of int8 have no gradient.
-        dtype: Precision of the matrix products and of the stored projections.
+        dtype: Precision of the matrix products and of the stored projections. Default: x's.
         checkpoint: Project again in the backward pass, instead of storing the projections.
     """
+    dtype = dtype or x.dtype
     if torch.compiler.is_compiling() or is_transformed():
         return _forward(x, matrices, first, dtype)[0]
     options = first, dtype, torch.is_grad_enabled() and not checkpoint

@@ -43,18 +43,6 @@ def draw_table(table: Tensor, channels: int) -> None:
     table.zero_().view(-1)[places] = (signs * numbers).to(table.dtype)
 
 
-def table_fault(table: Tensor, channels: int) -> str | None:
-    """The fault of a table that should hold each of 1 .. C once, with either sign; None if it does."""
-    numbers = table[table != 0].abs().sort().values
-    expected = torch.arange(1, channels + 1).to(numbers)
-    if not table.is_floating_point() and torch.equal(numbers, expected):
-        return None
-    return (
-        f"expected integers, each of the channels 1 to {channels} once, with either sign, got "
-        f"{len(numbers)} of {table.dtype}; in_channels must match, and only floating tensors may be cast"
-    )
-
-
 def fast_width(width: int) -> int:
     """The least number from `width` on whose prime factors are 2, 3, 5 or 7, for which transforms are fast."""
     while pow(210, 64, width):

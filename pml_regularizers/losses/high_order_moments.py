@@ -1,4 +1,13 @@
-"""Module of the high-order moments of a feature map (HORDE, ICCV 2019); `functional/moments.py` has the equations.
+r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, ICCV 2019).
+
+    phi_2(x) = (W_1^T x) * (W_2^T x) / sqrt(d)      Algorithm 1, line 2
+    phi_k(x) = phi_{k-1}(x) * (W_k^T x)             eq. 6, cascaded
+    phi_k(x) = prod_{i=1..k} W_{k,i}^T x / sqrt(d)  eq. 4, independent: each order has its own matrices
+    phi_k(x) = C_1^T x (*) ... (*) C_k^T x          tensor sketches: `functional/sketches.py`
+    z_k      = mean over positions of phi_k(x)      eq. 8
+
+`*` is the element-wise product, taken at each position before the mean. With W in {-1, +1}, and with sketches,
+<phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
 
 Differs from the paper: each image's features are divided by their root mean square s before the products, and the
 result is multiplied by s^k. Otherwise order 5 of features of size 1e-6 or 1e4 would be zero or infinite in float32.
@@ -8,16 +17,15 @@ Trained matrices start Glorot-uniform, as in the authors' code; `init="rademache
 import math
 import warnings
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..features.feature_maps import to_tokens
 from ..functional.checks import at_least, one_of
-from ..functional.moments import count_features, means, root_mean_square
 from ..functional.products import summed_products
-from ..functional.sketches import draw_table, fast_width, summed_convolutions, table_fault
+from ..functional.sketches import draw_table, fast_width, summed_convolutions
 
 Projections = Literal["cascaded", "independent", "random", "sketch"]
 FIXED = {"random", "sketch"}
@@ -29,15 +37,15 @@ class HighOrderMoments(nn.Module):
 
     Args:
         in_channels: C, channels of the feature map.
-        order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
-        moment_dim: d, width of every order. HORDE, section 4: 8192.
-        projections: "cascaded" (eq. 6, one matrix per order: the paper's method) or "independent" (eq. 4, k
-            matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k for
-            order k: its Table 3), buffers of one byte per entry; or "sketch" (tensor sketches, not in the paper):
-            also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance.
+        order: Highest moment K. Default: our studies'. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
+        moment_dim: d, width of every order. Default: our studies'. HORDE, section 4: 8192.
+        projections: "sketch" (tensor sketches, not in the paper: fixed, with a fraction of the arithmetic and, at
+            the same d, a smaller variance than random matrices); "cascaded" (eq. 6, one matrix per order: the
+            paper's method) or "independent" (eq. 4, k matrices for order k: its Table 4), both trained; or "random"
+            (fixed matrices of -1 and +1, the first k for order k: its Table 3), buffers of one byte per entry.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
         checkpoint: Compute the projections again in the backward pass, with a third more arithmetic, instead of
-            storing them, K d P numbers per image.
+            storing them, K d numbers per position of an image.
         matmul_dtype: "bfloat16": only the matrix products, which sketches lack, in bfloat16, which halves what is
             stored. At C = 1024 errors stay below 2^-6 of the largest entry (tested). Default: as the moments.
         scale: Multiply by s^k (see above), which may overflow. If an L2 normalisation follows, as in `HORDELoss`,
@@ -48,25 +56,25 @@ class HighOrderMoments(nn.Module):
         is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
 
     Raises:
-        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches, or features that do not fit.
+        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches; in the call, for features
+            that do not fit, or on the meta device.
 
     Warns:
         UserWarning: for sketches of a width with a prime factor above 7, which Fourier transforms are slow on.
 
     Example:
         >>> import torch
-        >>> moments = HighOrderMoments(32, order=3, moment_dim=64, projections="sketch")
-        >>> [z.shape for z in moments(torch.randn(4, 32, 7, 7))]
-        [torch.Size([4, 64]), torch.Size([4, 64])]
+        >>> [z.shape for z in HighOrderMoments(32)(torch.randn(4, 32, 7, 7))]
+        [torch.Size([4, 1024]), torch.Size([4, 1024])]
     """
 
     def __init__(
         self,
         in_channels: int,
         *,
-        order: int = 5,
-        moment_dim: int = 8192,
-        projections: Projections = "cascaded",
+        order: int = 3,
+        moment_dim: int = 1024,
+        projections: Projections = "sketch",
         init: Init = "glorot",
         checkpoint: bool = False,
         matmul_dtype: Literal["bfloat16"] | None = None,
@@ -130,13 +138,20 @@ class HighOrderMoments(nn.Module):
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
         weights = self.weights()
-        refuse_meta(*weights)
+        if weights[0].is_meta:  # torch's products would return uninitialised memory
+            raise ValueError(
+                "HighOrderMoments: on the meta device; call to_empty and load_state_dict"
+            )
         x, mask = to_tokens(features, self.in_channels)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         x = x.to(torch.promote_types(x.dtype, weights[0].dtype))  # integers leave it as it is
-        x, count = count_features(x, mask)
+        count: Tensor | int = x.shape[1]
+        if mask is not None:
+            # Padding may hold NaN, which a mask on only the products would leave in the gradient.
+            x = x.masked_fill(~mask.unsqueeze(2), 0)
+            count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
-        size = root_mean_square(x.detach(), count)
+        size = _root_mean_square(x.detach(), count)
         with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
             moments = self._moments(x, size, count)
         return [z * size**k for k, z in enumerate(moments, start=2)] if self.scale else moments
@@ -145,52 +160,19 @@ class HighOrderMoments(nn.Module):
         """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
         weights = self.weights()
         if self.projections == "sketch":
-            return means(summed_convolutions(x, weights, size, self.checkpoint), count)
+            return list(summed_convolutions(x, weights, size, self.checkpoint) / count)
         x = (x / size.unsqueeze(2)).contiguous()
         dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
         groups = [(2, weights)]  # the lowest order, and the matrices, of sums over one list
         if self.projections == "independent":
             parts = iter(weights)
             groups = [(k, list(islice(parts, k))) for k in range(2, self.order + 1)]
-        # The root of eq. 5's 1/d, as in Algorithm 1, line 2.
         divisor = count * math.sqrt(self.moment_dim)
         return [
             moment
             for first, matrices in groups
-            for moment in means(
-                summed_products(x, matrices, first, dtype, self.checkpoint), divisor
-            )
+            for moment in summed_products(x, matrices, first, dtype, self.checkpoint) / divisor
         ]
-
-    def activation_bytes(self, images: int, positions: int) -> int:
-        """Return the bytes that N images of P positions keep for the backward pass, in float32.
-
-        These are the features and what `checkpoint` leaves out, beside some blocks of about 4 MiB on a CPU.
-        """
-        number, width = max(4, self.weights()[0].element_size()), self.moment_dim
-        if self.projections == "sketch":
-            width = 2 * (width // 2 + 1)  # complex numbers
-        projection = width * (number if self.matmul_dtype is None else 2)
-        stored = 0 if self.checkpoint else self._count * projection
-        return images * positions * (self.in_channels * number + stored)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        faults: list[str] = []
-        for name, buffer in self.named_buffers():
-            saved = state_dict.get(prefix + name, buffer)
-            if saved.is_meta or saved.shape != buffer.shape:
-                continue
-            fault = table_fault(saved, self.in_channels) if self.projections == "sketch" else None
-            if self.projections == "random" and saved.is_floating_point():
-                fault = (
-                    f"expected signs as integers, got {saved.dtype}; trained matrices belong to "
-                    'projections="cascaded" or "independent", and only floating tensors may be cast'
-                )
-            if fault:
-                faults.append(f"{prefix}{name}: {fault}")
-        args[-1].extend(faults)  # the errors that torch raises together
-        if not faults:
-            super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return (
@@ -199,10 +181,11 @@ class HighOrderMoments(nn.Module):
         )
 
 
-def refuse_meta(*weights: Tensor) -> None:
-    """Raise ValueError for weights on the meta device: torch's products with them return uninitialised memory."""
-    if any(weight.is_meta for weight in weights):
-        raise ValueError(
-            "HighOrderMoments, HORDELoss: the projections are on the meta device and have no values; call "
-            "to_empty(device=...) and load_state_dict(...) first"
-        )
+def _root_mean_square(x: Tensor, count: Tensor | int) -> Tensor:
+    """Root mean square (N, 1) of `count` features of each of x (N, P, C); 1e-12 if smaller, as in F.normalize."""
+    # Above about 1e12 features are divided by a number near their largest, because squares might overflow.
+    largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
+    unit = (2.0**-40 * largest).clamp(min=1)
+    length = torch.linalg.vector_norm(x / unit.unsqueeze(2), dim=(1, 2)).unsqueeze(1)
+    size: Tensor = (unit * (length / (count * x.shape[2]) ** 0.5)).clamp(min=1e-12)
+    return size

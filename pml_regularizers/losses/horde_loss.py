@@ -1,7 +1,7 @@
 """HORDE, a high-order regularizer for deep embeddings (Jacob, Picard, Histace, Klein, ICCV 2019).
 
     L   = L_DML(embeddings) + sum_{k=2..K} w_k L_k(e_k)     eqs. 7, 9; all w_k = 1
-    z_k = mean over positions of phi_k(x)                   eq. 8; phi_k: `moments.py`
+    z_k = mean over positions of phi_k(x)                   eq. 8; phi_k: `HighOrderMoments`
     e_k = z_k / |z_k|, or E_k z_k / |E_k z_k|               E_k: (d, E), without bias
 
 The same metric loss acts on the embeddings, order 1, and on the moments of the deep features, so that the features
@@ -29,7 +29,7 @@ from ..features.feature_loss import already_reduced, check_width
 from ..features.feature_tap import Features
 from ..functional.checks import at_least
 from ..functional.precision import full_precision
-from .high_order_moments import FIXED, HighOrderMoments, Init, Projections, refuse_meta
+from .high_order_moments import FIXED, HighOrderMoments, Init, Projections
 from .per_output_loss import PerOutputLoss
 
 
@@ -58,7 +58,7 @@ class HORDELoss(PerOutputLoss):
             1/(K-1), the authors' code for ensembles).
         feature_loss: Loss of the orders 2..K if it differs from that of the embeddings, as on the ensembles of
             Table 1, whose `loss` is an `EnsembleLoss`. Order 2 has it itself. Default: copies of `loss`.
-        init, checkpoint, matmul_dtype: See `HighOrderMoments`; `activation_bytes` shows how much is stored.
+        init, checkpoint, matmul_dtype: See `HighOrderMoments`.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -157,23 +157,15 @@ class HORDELoss(PerOutputLoss):
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
         """Inputs of the losses of orders 2..K: K - 1 tensors (N, E), or (N, d) without embeddings."""
-        refuse_meta(*self.embeddings.parameters())
         orders = [
             F.linear(z, embedding.weight.to(z.dtype)) if isinstance(embedding, nn.Linear) else z
             for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
         ]
         return list(F.normalize(torch.stack(orders), dim=2)) if self.normalize else orders
 
-    def activation_bytes(self, images: int, positions: int) -> int:
-        """Bytes that a batch keeps for the backward pass; see `HighOrderMoments.activation_bytes`."""
-        return self.moments.activation_bytes(images, positions)
-
     def extra_repr(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.parameters())
-        return (
-            f"embedding_size={self.embedding_size}, normalize={self.normalize}, parameters={parameters:,}, "
-            f"activations={self.activation_bytes(1, 1) / 1024:,.0f} KiB per position of an image"
-        )
+        return f"embedding_size={self.embedding_size}, normalize={self.normalize}, parameters={parameters:,}"
 
     @torch.no_grad()
     def descriptor(self, embeddings: Tensor, features: Features | None = None) -> Tensor:

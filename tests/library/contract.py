@@ -308,7 +308,7 @@ MODULES: dict[str, Module] = {
     "ensemble": Module(network, (3, 5, 5)),
     **{
         f"moments, {projections}": Module(
-            partial(HighOrderMoments, CHANNELS, moment_dim=7, projections=projections),
+            partial(HighOrderMoments, CHANNELS, order=5, moment_dim=7, projections=projections),
             (CHANNELS, 2, 3),
             raised=True,
         )

@@ -1,4 +1,4 @@
-"""HORDE's orders, their losses and the descriptor, and the meta device; test_contract.py has its values."""
+"""HORDE's orders, their losses and the descriptor; test_contract.py has its values."""
 
 from typing import Any
 
@@ -122,12 +122,3 @@ def test_descriptor_is_all_orders_at_length_one(projections: str) -> None:
     assert torch.equal(torch.cat([*found.values()], dim=1), descriptor)
     for order, expected in zip(found.values(), vectors, strict=True):
         assert_close(order, np.stack([oracle.unit(vector) for vector in expected]))
-
-
-@pytest.mark.parametrize("part", ["moments", "embeddings"])
-def test_state_without_values_is_refused(part: str) -> None:
-    """Torch's matrix products with a matrix on the meta device return uninitialised memory."""
-    loss, (embeddings, features) = build(), batch(torch.float32)
-    getattr(loss, part).to("meta")
-    with pytest.raises(ValueError, match="the projections are on the meta device"):
-        loss(embeddings, LABELS, features=features)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, reducers, regularizers
-from torch import Tensor, nn
+from torch import nn
 
 from pml_regularizers import (
     AttentionEnsemble,
@@ -31,7 +31,6 @@ from pml_regularizers import (
     VEMAttention,
     prepare_loss,
 )
-from pml_regularizers.functional.moments import sketched_moments
 from pml_regularizers.regularizers.joint_similarity import joint_mmd
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
@@ -42,7 +41,6 @@ REGULARIZED = losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegula
 PAIR = (torch.tensor([0]), torch.tensor([1]))
 MAP, POOLED = torch.randn(6, 5, 2, 2), torch.rand(6, 5)
 MASK = torch.ones(2, 3, dtype=torch.bool)
-TABLES = torch.tensor([[[1], [-2], [3], [4], [0]], [[0], [4], [3], [2], [-1]]], dtype=torch.int32)
 
 head = partial(EmbeddingHead, 5, 4)
 moments = partial(HighOrderMoments, 5, moment_dim=7)
@@ -63,10 +61,6 @@ def powers(loss: nn.Module = CONTRASTIVE, **settings: Any) -> CosinePowersLoss:
 def classes() -> CosinePowersLoss:
     """Powers of a loss that has three classes."""
     return powers(losses.ProxyAnchorLoss(3, 4), feature_loss=losses.ProxyAnchorLoss(3, 5))
-
-
-def sketches(*tables: Tensor) -> Any:
-    return sketched_moments(torch.randn(2, 3, 4), tables)
 
 
 def accuracy(*call: Any, **masks: Any) -> Any:
@@ -150,14 +144,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     # Moments
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
-    (lambda: moments(projections="sketch", matmul_dtype="bfloat16"), "matmul_dtype: .* no matrix"),
+    (lambda: moments(matmul_dtype="bfloat16"), "matmul_dtype: .* no matrix"),
     (lambda: moments()(POOLED), r'\(6, 5\), pooled already; .* global_pool="" .* before the'),
     (lambda: moments()(torch.zeros(2, 4, 3, 3)), r"a map \(N, 5, H, W\) .* pass in_channels="),
     (lambda: moments()(torch.zeros(2, 5, 0, 3)), "at least one position"),
     (lambda: moments()((torch.zeros(2, 4, 5),)), r"pair \(tokens, mask\), got a tuple of 1"),
     (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
-    (lambda: sketches(), r"tables: expected two or more of one shape .* got \[\]"),
-    (lambda: sketches(TABLES[0], TABLES[1].clamp(max=3)), "tables: .* channels 1 to 4 once"),
+    (lambda: moments().to("meta")(MAP), "HighOrderMoments: on the meta device; call to_empty and"),
     # Joint similarity
     (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
     (lambda: JRSRegularizer({"embeddings": torch.exp}), "kernels: .* for embeddings, got"),

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pml_regularizers import HighOrderMoments
-from pml_regularizers.functional import products as module
+from pml_regularizers.functional.products import summed_products
 from tests.oracles import horde as oracle
 from tests.support.counting import Peak
 from tests.support.tolerances import assert_close
@@ -23,13 +22,7 @@ either = pytest.mark.parametrize("checkpoint", [False, True])
 
 @pytest.fixture(autouse=True)
 def narrow_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 1)
-
-
-def summed_products(
-    x: Tensor, matrices: Sequence[Tensor], checkpoint: bool, *, dtype: torch.dtype | None = None
-) -> Tensor:
-    return module.summed_products(x, matrices, 2, dtype or x.dtype, checkpoint)
+    monkeypatch.setattr("pml_regularizers.functional.products.BLOCK", 1)
 
 
 def by_autograd(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
@@ -46,7 +39,7 @@ def draw(columns: int = COLUMNS, order: int = ORDER, **options: Any) -> tuple[Te
 @pytest.mark.parametrize("order", [2, 5])
 def test_equals_the_oracle(checkpoint: bool, order: int) -> None:
     x, matrices = draw(order=order)
-    sums = summed_products(x, matrices, checkpoint)
+    sums = summed_products(x, matrices, checkpoint=checkpoint)
     arrays = [matrix.numpy() for matrix in matrices]
     exact = np.array([oracle.cascaded(image, arrays) for image in x.numpy()])
     assert_close(sums, exact.swapaxes(0, 1) * POSITIONS * math.sqrt(COLUMNS))
@@ -57,7 +50,7 @@ def test_gradients_by_finite_differences(checkpoint: bool) -> None:
     inputs = draw(columns=2, order=3, requires_grad=True)
 
     def sums(x: Tensor, *matrices: Tensor) -> Tensor:
-        return summed_products(x, matrices, checkpoint)
+        return summed_products(x, matrices, checkpoint=checkpoint)
 
     assert torch.autograd.gradcheck(sums, (inputs[0], *inputs[1]), fast_mode=True)
     assert torch.autograd.gradgradcheck(sums, (inputs[0], *inputs[1]), fast_mode=True)
@@ -70,7 +63,7 @@ def test_only_what_is_asked_for_has_a_gradient(checkpoint: bool, trained: list[i
     inputs = [x, *matrices]
     for index in trained:
         inputs[index].requires_grad_()
-    sums = summed_products(x, matrices, checkpoint)
+    sums = summed_products(x, matrices, checkpoint=checkpoint)
     assert sums.requires_grad == bool(trained)
     if trained:
         sums.square().sum().backward()
@@ -85,7 +78,7 @@ def test_only_what_is_asked_for_has_a_gradient(checkpoint: bool, trained: list[i
 @either
 def test_matrices_changed_before_the_backward_pass_are_an_error(checkpoint: bool) -> None:
     x, matrices = draw(requires_grad=True)
-    value = summed_products(x, matrices, checkpoint).sum()
+    value = summed_products(x, matrices, checkpoint=checkpoint).sum()
     with torch.no_grad():
         matrices[0].zero_()
     with pytest.raises(RuntimeError, match="has been modified inplace"):
@@ -110,36 +103,3 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert peak(partial(summed_products, checkpoint=True)) < projection
     half = partial(summed_products, checkpoint=False, dtype=torch.bfloat16)
     assert peak(half) < 2 / 3 * stored
-
-
-@either
-@pytest.mark.parametrize(
-    ("projections", "matmul_dtype"),
-    [("cascaded", None), ("independent", None), ("random", "bfloat16"), ("sketch", None)],
-)
-def test_the_module_tells_what_it_keeps(
-    checkpoint: bool, projections: Any, matmul_dtype: Any
-) -> None:
-    moments = HighOrderMoments(
-        32,
-        moment_dim=1024,
-        scale=False,
-        projections=projections,
-        matmul_dtype=matmul_dtype,
-        checkpoint=checkpoint,
-    )
-    features = torch.randn(4, 32, 4, 4, requires_grad=True)
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        moments(features)
-    for weight in moments.weights():
-        kept.pop(weight.untyped_storage().data_ptr(), None)
-    assert moments.activation_bytes(4, 16) == pytest.approx(sum(kept.values()), rel=0.02)
-    if checkpoint:
-        assert moments.activation_bytes(4, 16) == features.nbytes

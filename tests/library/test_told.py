@@ -105,7 +105,7 @@ def test_features_at_the_ends_of_the_range_have_their_directions(size: float) ->
     found = loss(embeddings, LABELS, features=size * x)
     torch.testing.assert_close(found, loss(embeddings, LABELS, features=x), rtol=1e-4, atol=0)
     if size > 1:
-        moments = HighOrderMoments(5, moment_dim=6, scale=False)
+        moments = HighOrderMoments(5, order=5, moment_dim=6, projections="cascaded", scale=False)
         torch.testing.assert_close(moments(size * x[:, None]), moments(x[:, None]))
 
 

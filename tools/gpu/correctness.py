@@ -111,7 +111,7 @@ def draw_tables(part: Part, sizes: Sizes) -> list[Tensor]:
 
 
 def project(x: Tensor, *matrices: Tensor, checkpoint: bool = False) -> Tensor:
-    return products.summed_products(x, matrices, 2, x.dtype, checkpoint)
+    return products.summed_products(x, matrices, checkpoint=checkpoint)
 
 
 def check_moments(part: Part, kind: str) -> None:
