@@ -9,7 +9,7 @@ Backwards, with D_k the gradient of phi_k and g_k that of s_k:
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -24,11 +24,10 @@ GPU_BLOCK = 2**25
 def summed_products(
     x: Tensor,
     matrices: Sequence[Tensor],
-    first: int = 2,
     dtype: torch.dtype | None = None,
     checkpoint: bool = False,
 ) -> Tensor:
-    """Return s_first .. s_K of x (N, P, C): (K - first + 1, N, d), in x's dtype.
+    """Return s_2 .. s_K of x (N, P, C): (K - 1, N, d), in x's dtype.
 
     Args:
         matrices: W_1 .. W_K, K >= 2, each (C, d); those of int8 have no gradient.
@@ -37,8 +36,8 @@ def summed_products(
     """
     dtype = dtype or x.dtype
     if torch.compiler.is_compiling() or is_transformed():
-        return _forward(x, matrices, first, dtype)[0]
-    options = first, dtype, torch.is_grad_enabled() and not checkpoint
+        return _forward(x, matrices, dtype)[0]
+    options = dtype, torch.is_grad_enabled() and not checkpoint
     width = (GPU_BLOCK if x.is_cuda else BLOCK) // max(x.shape[0] * x.shape[1], 1) // 128 * 128
     blocks = zip(*(torch.split(W, max(width, 128), dim=1) for W in matrices), strict=True)
     return torch.cat([_Block.apply(options, x, *block) for block in blocks], dim=2)
@@ -50,21 +49,20 @@ def is_transformed() -> bool:
 
 
 def _forward(
-    x: Tensor, matrices: Sequence[Tensor], first: int, dtype: torch.dtype
+    x: Tensor, matrices: Sequence[Tensor], dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """The sums, and A_1 .. A_K."""
     rows = x.to(dtype)
     factors = [rows @ W.to(dtype) for W in matrices]
     phis = accumulate((A.to(x.dtype) for A in factors), torch.mul)  # eqs. 4, 6
-    sums = [phi.sum(dim=1) for k, phi in enumerate(phis, start=1) if k >= first]  # eq. 8, its sum
-    return torch.stack(sums), factors
+    return torch.stack([phi.sum(dim=1) for phi in islice(phis, 1, None)]), factors  # eq. 8
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: tuple[int, Any, bool], x: Tensor, *matrices: Tensor) -> Tensor:
-        ctx.first, ctx.dtype, store = options
-        sums, factors = _forward(x, matrices, ctx.first, ctx.dtype)
+    def forward(ctx: Any, options: tuple[Any, bool], x: Tensor, *matrices: Tensor) -> Tensor:
+        ctx.dtype, store = options
+        sums, factors = _forward(x, matrices, ctx.dtype)
         ctx.save_for_backward(x, *matrices, *(factors if store else []))
         return sums
 
@@ -79,7 +77,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     x, *tensors = ctx.saved_tensors
     matrices, factors = tensors[: len(needed)], tensors[len(needed) :]
     if not factors or torch.is_grad_enabled():  # for the gradient of this gradient
-        _, factors = _forward(x, matrices, ctx.first, ctx.dtype)
+        _, factors = _forward(x, matrices, ctx.dtype)
     factors = [A.to(x.dtype) for A in factors]
     phis = list(accumulate(factors[:-1], torch.mul))
     rows = x.to(ctx.dtype).reshape(-1, x.shape[-1])
@@ -93,6 +91,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
             dx = part if dx is None else dx + part
         if k:
             D = factors[k] * D
-        if k >= ctx.first:
-            D = D + gradient[k - ctx.first].unsqueeze(1)
+        if k > 1:
+            D = D + gradient[k - 2].unsqueeze(1)
     return None, dx, *dWs

@@ -163,16 +163,13 @@ class HighOrderMoments(nn.Module):
             return list(summed_convolutions(x, weights, size, self.checkpoint) / count)
         x = (x / size.unsqueeze(2)).contiguous()
         dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
-        groups = [(2, weights)]  # the lowest order, and the matrices, of sums over one list
-        if self.projections == "independent":
-            parts = iter(weights)
-            groups = [(k, list(islice(parts, k))) for k in range(2, self.order + 1)]
+        # The root of eq. 5's 1/d, as in Algorithm 1, line 2.
         divisor = count * math.sqrt(self.moment_dim)
-        return [
-            moment
-            for first, matrices in groups
-            for moment in summed_products(x, matrices, first, dtype, self.checkpoint) / divisor
-        ]
+        if self.projections != "independent":
+            return list(summed_products(x, weights, dtype, self.checkpoint) / divisor)
+        parts = iter(weights)
+        groups = [list(islice(parts, k)) for k in range(2, self.order + 1)]
+        return [summed_products(x, own, dtype, self.checkpoint)[-1] / divisor for own in groups]
 
     def extra_repr(self) -> str:
         return (

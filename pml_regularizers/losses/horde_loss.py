@@ -36,19 +36,21 @@ from .per_output_loss import PerOutputLoss
 class HORDELoss(PerOutputLoss):
     """A metric loss, regularised by the same loss on the high-order moments of the deep features.
 
+    Order 1, the embeddings, has the loss itself, and each other order a copy. A mined `indices_tuple` serves every
+    order, and so does `enqueue_mask`, where features of all rows are passed.
+
     The paper's configuration is `HORDELoss(loss, C, E, projections="cascaded", order=5, moment_dim=8192)`. It
     trains the projections and the embeddings of the orders: **give `parameters()` to an optimizer**, also where the
-    base loss has parameters. Order 1, the embeddings, has the loss itself, and each other order a copy. A mined
-    `indices_tuple` serves every order, and so does `enqueue_mask`, where features of all rows are passed.
+    base loss has parameters.
 
     Args:
         loss: Any PML loss. HORDE's Table 1 uses contrastive, triplet and binomial deviance.
         in_channels: C, channels of the feature map.
         embedding_size: E, width of the embeddings. HORDE, section 4: 512.
-        order: Highest moment K, counting the embeddings as order 1. Default: our studies'.
-        moment_dim: d, width of the moments. Default: our studies'.
+        order: Highest moment K, counting the embeddings as order 1.
+        moment_dim: d, width of the moments.
         projections: "sketch" (fast, fixed), "cascaded" (the paper's), "independent" (its Table 4) or "random" (its
-            Table 3); see `HighOrderMoments`, also for the paper's values.
+            Table 3). `HighOrderMoments` has the sources of these three, and `init`, `checkpoint`, `matmul_dtype`.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Without it, they are d wide, which a loss
             with proxies, class weights or a memory of width E cannot take. Default: yes for trained
             projections, no for fixed ones, as in the paper.
@@ -56,9 +58,8 @@ class HORDELoss(PerOutputLoss):
             order k of size s^k, whose squares must fit float32: s below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, one number for all orders, "sum" (all 1, eq. 7) or "mean" (all
             1/(K-1), the authors' code for ensembles).
-        feature_loss: Loss of the orders 2..K if it differs from that of the embeddings, as on the ensembles of
-            Table 1, whose `loss` is an `EnsembleLoss`. Order 2 has it itself. Default: copies of `loss`.
-        init, checkpoint, matmul_dtype: See `HighOrderMoments`.
+        feature_loss: Loss of the orders 2..K, if another than the embeddings', as on the ensembles of Table 1,
+            whose `loss` is an `EnsembleLoss`. Order 2 has it itself.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -67,8 +68,7 @@ class HORDELoss(PerOutputLoss):
 
     Raises:
         ValueError: for arguments out of range; for a base loss that does not return one number or reads features;
-            for `reducer=` or `distance=`, which belong to it; in the call, for a base loss that was made for
-            another width, or state on the meta device.
+            for `reducer=` or `distance=`, which belong to it; in the call, for a base loss of another width.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:

@@ -33,8 +33,10 @@ class HORDELoss(BaseMetricLossFunction):
             raise ValueError("order must be at least 2")
         self.order = order  # needed to know the sub-loss names
         super().__init__(**kwargs)
-        # A loss can have parameters or a memory, so there is a copy for each order
-        self.losses = torch.nn.ModuleList([copy.deepcopy(loss) for _ in range(order)])
+        # A loss can have parameters or a memory, so each higher order has its own copy
+        self.losses = torch.nn.ModuleList(
+            [loss] + [copy.deepcopy(loss) for _ in range(order - 1)]
+        )
         self.projections = torch.nn.ParameterList(
             [
                 torch.nn.Parameter(
