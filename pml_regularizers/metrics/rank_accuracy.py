@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from .ranks import QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
+from .ranks import QuerySharding, Ranks, count_ranks, count_right, largest_entry, taken_rows
 
 
 class RankAccuracyCalculator(AccuracyCalculator):
@@ -26,6 +26,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
     `left_out` is the number of such queries in the last call, or None if no metric needed ranks.
 
+    In re-identification (Market-1501, VeRi), the references of a query's class and camera leave its ranking, and
+    those of other classes stay: pass the cameras as `groups`. With `group_rule="all"`, all references of its group
+    leave, as of a sequence of near copies. A query whose right references all leave is one without.
+
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
     `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
 
@@ -39,16 +43,22 @@ class RankAccuracyCalculator(AccuracyCalculator):
         accelerator: An `accelerate.Accelerator`, whose processes share the queries; all must have the same
             vectors and make the same calls. Default: this process works alone.
         progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
+        group_rule: The references of a query's group that leave its ranking: those of its "class", or "all".
 
     Raises:
-        ValueError: if `recall_at` is empty or holds anything but integers >= 1; for `label_comparison_fn` and
-            `knn_func`.
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1; for another `group_rule`, for
+            `label_comparison_fn` and `knn_func`.
 
     Example:
         >>> calculator = RankAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
         >>> points = torch.tensor([[0.0], [1.0], [5.0], [3.0]])
         >>> calculator.get_accuracy(points, torch.tensor([0, 0, 1, 1]))
         {'recall_at_1': 0.75, 'recall_at_2': 1.0}
+        >>> cameras = torch.tensor([1, 1, 1, 2])  # the first two points leave each other's rankings
+        >>> calculator.get_accuracy(points, torch.tensor([0, 0, 1, 1]), query_groups=cameras)
+        {'recall_at_1': 0.5, 'recall_at_2': 1.0}
+        >>> calculator.left_out
+        2
     """
 
     original_function_dict: dict[str, Callable[..., Any]]
@@ -69,7 +79,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
         recall_at: Sequence[int] = (1, 2, 4, 8),
         accelerator: Any = None,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+        group_rule: Literal["class", "all"] = "class",
     ) -> None:
+        if group_rule not in ("class", "all"):
+            raise ValueError(f"group_rule: expected 'class' or 'all', got {group_rule!r}")
         if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
         for name, given, reason in (
@@ -97,6 +110,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.original_function_dict = self.get_function_dict(include, exclude)
         self.curr_function_dict = self.get_function_dict()
         self.max_rank = max(recall_at)
+        self.group_rule = group_rule
         self.sharing = QuerySharding(self.device, accelerator, progress)
 
     @torch.no_grad()
@@ -109,6 +123,9 @@ class RankAccuracyCalculator(AccuracyCalculator):
         ref_includes_query: bool = False,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        *,
+        query_groups: Any = None,
+        reference_groups: Any = None,
     ) -> dict[str, Any]:
         """Return the metrics of queries (q, D) against references (n, D), tensors or arrays: PML's method.
 
@@ -116,24 +133,32 @@ class RankAccuracyCalculator(AccuracyCalculator):
             query, query_labels, include, exclude: As in PML.
             reference, reference_labels: Default: the queries, each ranked against the others.
             ref_includes_query: True if the first q references are the queries, which is not checked.
+            query_groups, reference_groups: (q,) and (n,) integers, such as cameras: see the class. Default: none.
 
         Raises:
             ValueError: as `get_accuracy_within`.
         """
         if reference is None:
             reference, reference_labels, ref_includes_query = query, query_labels, True
-        query, query_labels, reference, labels = map(
-            c_f.numpy_to_torch, (query, query_labels, reference, reference_labels)
+            reference_groups = query_groups if reference_groups is None else reference_groups
+        query, query_labels, reference, labels, query_groups, groups = map(
+            c_f.numpy_to_torch,
+            (query, query_labels, reference, reference_labels, query_groups, reference_groups),
         )
         query_labels = _checked_labels("query", query, query_labels)
         labels = _checked_labels("reference", reference, labels)
+        if (query_groups is None) != (groups is None):
+            raise ValueError("query_groups, reference_groups: expected both or none, got one")
+        query_groups = _checked_groups("query_groups", query_groups, len(query))
+        groups = _checked_groups("reference_groups", groups, len(reference))
         parts = [reference]
         if not ref_includes_query:
             parts, labels = [reference, query], torch.cat([labels, query_labels])
+            groups = None if groups is None else torch.cat([groups, query_groups])
         rows = torch.arange(len(labels))
         is_reference = rows < len(reference)
         is_query = rows < len(query) if ref_includes_query else ~is_reference
-        return self._accuracy(parts, labels, is_query, is_reference, include, exclude)
+        return self._accuracy(parts, labels, is_query, is_reference, groups, include, exclude)
 
     @torch.no_grad()
     def get_accuracy_within(
@@ -143,6 +168,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         *,
         queries: Tensor | None = None,
         references: Tensor | None = None,
+        groups: Tensor | None = None,
         normalize: bool = False,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
@@ -154,18 +180,20 @@ class RankAccuracyCalculator(AccuracyCalculator):
             labels: (n,).
             queries: (n,) bool. Default: all.
             references: (n,) bool. Default: all. A query among them is ranked against the others.
+            groups: (n,) integers, such as cameras: see the class. Default: none.
             normalize: Compare the L2-normalised vectors, of any length.
             include, exclude: A choice from the constructor's metrics.
 
         Raises:
-            ValueError: if there are no vectors, or one is not finite; if labels, queries or references do not
-                have n entries.
+            ValueError: if there are no vectors, or one is not finite; if labels, queries, references or groups do
+                not have n entries.
         """
         labels = _checked_labels("vectors", vectors, labels)
         is_query = _mask("queries", queries, len(vectors))
         is_reference = _mask("references", references, len(vectors))
+        groups = _checked_groups("groups", groups, len(vectors))
         return self._accuracy(
-            [vectors], labels, is_query, is_reference, include, exclude, normalize
+            [vectors], labels, is_query, is_reference, groups, include, exclude, normalize
         )
 
     def _accuracy(
@@ -174,6 +202,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         labels: Tensor,
         is_query: Tensor,
         is_reference: Tensor,
+        groups: Tensor | None,
         include: Sequence[str],
         exclude: Sequence[str],
         normalize: bool = False,
@@ -185,12 +214,15 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.left_out = None
         if asked - clustering:
             exact = "mean_reciprocal_rank" in asked
-            given["k"] = self._neighbours(labels, is_query, is_reference)
+            right = count_right(labels, is_reference, groups)[is_query]
+            given["k"] = self._neighbours(int(right.max()) if len(right) else 0)
             given["ranks"] = count_ranks(
                 *(parts, labels, is_query, is_reference),
                 normalize=normalize,
                 max_rank=len(labels) if exact else self.max_rank,
                 sharing=self.sharing,
+                groups=groups,
+                whole_groups=groups is not None and self.group_rule == "all",
             )
             self.left_out = int(is_query.sum()) - len(given["ranks"].labels)
             if len(given["ranks"].labels) == 0:
@@ -206,14 +238,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
             given["cluster_labels"] = self.sharing.sum(clusters)
         return dict(self._get_accuracy(self.curr_function_dict, **given))
 
-    def _neighbours(self, labels: Tensor, is_query: Tensor, is_reference: Tensor) -> float:
-        """How many neighbours count."""
+    def _neighbours(self, largest: int) -> float:
+        """How many neighbours count, if a query has at most so many right references."""
         if self.k is None:
             return inf
-        among = bool((is_query & is_reference).any())
-        asked = torch.isin(labels, labels[is_query]) & is_reference
-        _, counts = labels[asked].unique(return_counts=True)
-        largest = int(counts.max()) - among if len(counts) else 0
         if self.k == "max_bin_count":
             return largest
         at_r = {"r_precision", "mean_average_precision_at_r"} & self.curr_function_dict.keys()
@@ -272,6 +300,15 @@ def _checked_labels(name: str, vectors: Tensor, labels: Tensor) -> Tensor:
         raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
     # With float32, integers beyond 2^24 would lose digits.
     return labels.cpu().double() if labels.is_floating_point() else labels.cpu()
+
+
+def _checked_groups(name: str, groups: Tensor | None, n: int) -> Tensor | None:
+    """Groups on the CPU."""
+    if groups is not None and (groups.shape != (n,) or groups.is_floating_point()):
+        raise ValueError(
+            f"{name}: expected {n} integers, got {groups.dtype} of shape {tuple(groups.shape)}"
+        )
+    return None if groups is None else groups.cpu().long()
 
 
 def _mask(name: str, chosen: Tensor | None, n: int) -> Tensor:

@@ -87,6 +87,8 @@ def count_ranks(
     normalize: bool,
     max_rank: int,
     sharing: QuerySharding,
+    groups: Tensor | None = None,
+    whole_groups: bool = False,
 ) -> Ranks:
     """Find the ranks of each query's right references among all references.
 
@@ -97,8 +99,10 @@ def count_ranks(
         normalize: Compare the L2-normalised rows.
         max_rank: Largest rank of the nearest that must be exact.
         sharing: The processes that call this, all with the same arguments.
+        groups: (n,). References of a query's class and group are left out of its ranking.
+        whole_groups: Leave out those of its group and of other classes, too.
     """
-    plan = _Plan.of(labels, is_query, is_reference)
+    plan = _Plan.of(labels, is_query, is_reference, groups)
     rows = _prepared(parts, plan.order, normalize, sharing)
     references = rows[: plan.references]
     blocks = plan.blocks(rows.element_size())
@@ -106,11 +110,14 @@ def count_ranks(
     results = torch.zeros(3, len(plan.queries), dtype=exact, device=device_for(exact, rows.device))
     halves = torch.cat([part.square().sum(dim=1) / 2 for part in torch.split(references, PART)])
     distances = rows.new_empty(max(map(len, blocks), default=0), len(references))
+    groups = plan.groups.to(rows.device)
     with _full_precision():
         for block in sharing.share(blocks):
-            queries = rows[plan.queries[block].to(rows.device)]
+            queries = plan.queries[block].to(rows.device)
             out = distances[: len(queries)]
-            torch.addmm(halves, queries, references.T, alpha=-1, out=out)
+            torch.addmm(halves, rows[queries], references.T, alpha=-1, out=out)
+            if whole_groups:
+                out.masked_fill_(groups[queries, None] == groups[: len(references)], torch.inf)
             places, no_right, R = (part.to(rows.device) for part in plan.right(block))
             results[:, block] = _measured(out, places, no_right, R, max_rank)
     # Exact: all summands except one are zero.
@@ -129,22 +136,26 @@ class _Plan:
     queries: Tensor
     first: Tensor  # (q,), the place where each query's class begins among the references
     count: Tensor  # (q,), the size of that class
-    own: Tensor  # (q,), True if the query itself is among the references
+    right_count: Tensor  # (q,), how many of it are in the query's ranking
+    groups: Tensor  # the group at each place; without groups, each row is one
 
     @classmethod
-    def of(cls, labels: Tensor, is_query: Tensor, is_reference: Tensor) -> "_Plan":
+    def of(
+        cls, labels: Tensor, is_query: Tensor, is_reference: Tensor, groups: Tensor | None
+    ) -> "_Plan":
+        right = count_right(labels, is_reference, groups)
         classes, index = torch.unique(labels, return_inverse=True)
         order = ((~is_reference).long() * len(classes) + index).argsort(stable=True)
         order = order[(is_query | is_reference)[order]]
         references = int(is_reference.sum())
         index = index[order]
         counts = index[:references].bincount(minlength=len(classes))
-        queries = is_query[order].nonzero().flatten()
-        queries = queries[counts[index[queries]] > (queries < references)]
+        queries = (is_query & (right > 0))[order].nonzero().flatten()
         queries = queries[counts[index[queries]].argsort(stable=True)]
         first, of_query = counts.cumsum(0) - counts, index[queries]
-        own = queries < references
-        return cls(order, references, queries, first[of_query], counts[of_query], own)
+        groups = order if groups is None else groups[order]
+        found = first[of_query], counts[of_query], right[order[queries]]
+        return cls(order, references, queries, *found, groups)
 
     def blocks(self, itemsize: int) -> list[Tensor]:
         """Blocks of queries to rank together, the same for any number of processes."""
@@ -158,7 +169,22 @@ class _Plan:
         queries, first, count = (x[block, None] for x in (self.queries, self.first, self.count))
         nth = torch.arange(int(count.max()))
         places = first + nth.minimum(count - 1)
-        return places, (nth >= count) | (places == queries), count[:, 0] - self.own[block].long()
+        no_right = (nth >= count) | (self.groups[places] == self.groups[queries])
+        return places, no_right, self.right_count[block]
+
+
+def count_right(labels: Tensor, is_reference: Tensor, groups: Tensor | None = None) -> Tensor:
+    """The number (n,) of right references in each row's ranking: of its class, and not of its group.
+
+    Without groups, only the row itself is left out.
+    """
+    classes, index = torch.unique(labels, return_inverse=True)
+    right: Tensor = index[is_reference].bincount(minlength=len(classes))[index]
+    if groups is None:
+        return right - is_reference.long()
+    both, index = torch.unique(torch.stack([index, groups], dim=1), dim=0, return_inverse=True)
+    left: Tensor = index[is_reference].bincount(minlength=len(both))[index]
+    return right - left
 
 
 def _measured(

@@ -29,27 +29,38 @@ def measured(
     recall_at: tuple[int, ...] = (1, 2, 4, 8),
     is_query: Tensor | None = None,
     unit: bool = False,
+    groups: Tensor | None = None,
+    rule: Any = "class",
 ) -> dict[str, float]:
     """Result of the calculator on one matrix."""
     names = (*(f"recall_at_{k}" for k in recall_at), *METRICS)
-    return RankAccuracyCalculator(names, recall_at=recall_at, device=CPU).get_accuracy_within(
+    calculator = RankAccuracyCalculator(names, recall_at=recall_at, device=CPU, group_rule=rule)
+    return calculator.get_accuracy_within(
         vectors,
         labels,
         queries=is_query,
         references=None if is_query is None else ~is_query,
+        groups=groups,
         normalize=unit,
     )
 
 
 def oracle(
-    vectors: Tensor, labels: Tensor, recall_at: tuple[int, ...], is_query: Tensor | None = None
+    vectors: Tensor,
+    labels: Tensor,
+    recall_at: tuple[int, ...],
+    is_query: Tensor | None = None,
+    groups: Tensor | None = None,
+    rule: str = "class",
 ) -> Any:
     """The metrics by their definitions, in float64 loops; of equally near images, right ones come last."""
-    x, y = vectors.double().numpy(), labels.numpy()
+    x, y, own = vectors.double().numpy(), labels.numpy(), rule == "class"
     recalls: dict[int, list[bool]] = {k: [] for k in recall_at}
     average_precisions, r_precisions = [], []
     for q in range(len(y)) if is_query is None else np.flatnonzero(is_query):
         others = [i for i in range(len(y)) if i != q and (is_query is None or not is_query[i])]
+        if groups is not None:
+            others = [i for i in others if groups[i] != groups[q] or (own and y[i] != y[q])]
         others.sort(key=lambda i: (sum((x[q] - x[i]) ** 2), y[i] == y[q]))
         right = [y[i] == y[q] for i in others]
         R = sum(right)
@@ -101,6 +112,45 @@ def test_metrics_equal_the_oracle(monkeypatch, sizes, ties, gallery, rows):
         found = measured(vectors, labels, recall_at=recall_at, is_query=is_query)
         assert found == oracle(vectors, labels, recall_at, is_query)
         assert found["recall_at_100"] == 1
+
+
+@pytest.mark.parametrize("rule", ["class", "all"])
+@pytest.mark.parametrize("gallery", [False, True])
+def test_groups_leave_the_rankings_of_their_queries(monkeypatch, gallery, rule):
+    """Groups are as near as classes; some classes are of one group, and ties are many."""
+    monkeypatch.setattr(ranks, "BLOCK_ROWS", 7)
+    for seed, sizes in enumerate([(9, 2, 5, 1, 2, 3, 2), (30, 3, 3), (4,) * 9]):
+        vectors, labels = clusters(seed, sizes, width=2)
+        groups = torch.from_numpy(np.random.default_rng(seed).integers(-1, 2, len(labels)))
+        vectors = (vectors + groups[:, None]).round()
+        is_query = halves(len(labels), seed) if gallery else None
+        call = ((1, 2, 5, 100), is_query, groups, rule)
+        found = measured(
+            vectors, labels, recall_at=call[0], is_query=is_query, groups=groups, rule=rule
+        )
+        assert found == oracle(vectors, labels, *call)
+        assert found != measured(vectors, labels, recall_at=call[0], is_query=is_query)
+
+
+def test_groups_of_queries_and_references_apart():
+    """As of rows of one matrix; queries without a right reference are counted."""
+    vectors, labels = clusters(1, (5, 9, 2, 4))
+    groups, some = torch.arange(20) % 3, 6
+    is_query = torch.arange(20) < some
+    calculator = RankAccuracyCalculator((*NOT_MAP, "recall_at_1"), device=CPU)
+    found = calculator.get_accuracy(
+        *(vectors[:some], labels[:some], vectors[some:], labels[some:].numpy()),
+        query_groups=groups[:some].numpy(),
+        reference_groups=groups[some:],
+    )
+    assert found == calculator.get_accuracy_within(
+        vectors, labels, queries=is_query, references=~is_query, groups=groups
+    )
+    one = calculator.get_accuracy(vectors, labels, query_groups=groups)
+    assert one == calculator.get_accuracy_within(vectors, labels, groups=groups)
+    assert one["r_precision"] == measured(vectors, labels, groups=groups)["r_precision"]
+    calculator.get_accuracy(vectors, labels, query_groups=labels)  # every class is of one group
+    assert calculator.left_out == 20
 
 
 def test_a_model_that_maps_everything_to_one_point_retrieves_nothing():
@@ -272,6 +322,7 @@ SHARED_CASES = {
     "all": (23, torch.float32, False),
     "two": (2, torch.float64, False),
     "gallery": (60, torch.float64, True),
+    "cameras": (60, torch.float32, False),
 }
 
 
@@ -288,6 +339,7 @@ def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
         accelerator=processes,
         kmeans_func=lambda query, count: torch.arange(len(query)) % count,
         progress=lambda blocks: shown.extend(map(len, blocks)) or blocks,
+        group_rule="all",
     )
     is_query = halves(n) if gallery else None
     found = calculator.get_accuracy_within(
@@ -295,6 +347,7 @@ def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
         labels,
         queries=is_query,
         references=None if is_query is None else ~is_query,
+        groups=torch.arange(n) % 7 if name == "cameras" else None,
     )
     return {"found": found, "ranked": sum(shown)}
 

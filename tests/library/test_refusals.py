@@ -179,6 +179,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: accuracy(X, LABELS[:2]), r"query: expected 6 labels, .* got shape \(2,\)"),
     (lambda: accuracy(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),
     (lambda: accuracy(X, LABELS, queries=LABELS), "queries: expected 6 booleans, got torch"),
+    (lambda: accuracy(X, LABELS, groups=LABELS[:2]), r"groups: expected 6 integers, .* \(2,\)"),
+    (lambda: calculator(group_rule="camera"), "group_rule: expected 'class' or 'all', got 'cam"),
+    (
+        lambda: calculator().get_accuracy(X, LABELS, X, LABELS, query_groups=LABELS),
+        "query_groups, reference_groups: expected both or none, got one",
+    ),
 ]
 
 
