@@ -135,7 +135,7 @@ def energy_confusion(tiny: bool, device: torch.device) -> Comparison:
     labels = torch.arange(N, device=device) % C
     average = F.normalize(F.one_hot(labels).float(), p=1, dim=0)
     others = ~torch.eye(C, dtype=torch.bool, device=device)
-    regularizer = ours.EnergyConfusionRegularizer(gradient="all")
+    regularizer = ours.EnergyConfusionRegularizer()
 
     def pairs() -> tuple[Tensor, ...]:
         unit = F.normalize(x)

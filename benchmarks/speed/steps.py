@@ -56,7 +56,7 @@ def training_step(
         options = {"projections": "cascaded", "order": order, "moment_dim": width, **options}
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
-    def beside(regularizer: type[nn.Module]) -> Any:
+    def beside(regularizer: Callable[[], nn.Module]) -> Any:
         return MultipleLosses([ours.BinomialDevianceLoss(), regularizer()])
 
     losses: dict[str, Callable[[], nn.Module]] = {
@@ -68,7 +68,7 @@ def training_step(
         "HORDE, sketch": partial(horde, projections="sketch"),
         "HORDE, sketch of d / 4": partial(horde, d // 4, projections="sketch"),
         "powers of cosines": lambda: ours.CosinePowersLoss(ours.BinomialDevianceLoss()),
-        "energy confusion": partial(beside, ours.EnergyConfusionRegularizer),
+        "energy confusion": lambda: beside(partial(ours.EnergyConfusionRegularizer, gradient="fc")),
         "VEM": partial(beside, ours.VarianceRegularizer),
         "JRS of pooled features and embeddings": partial(beside, ours.JRSRegularizer),
     }

@@ -23,7 +23,8 @@ Trace = list[dict[str, Any]]
 
 ATTENTION = "--model.attention={class_path: pml_regularizers.VEMAttention}"
 REGULARIZERS = (
-    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer}}, "
+    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, "
+    "init_args: {gradient: fc}}}, "
     "{loss: {class_path: pml_regularizers.VarianceRegularizer}}, "
     "{weight: 0.5, loss: {class_path: pml_regularizers.JRDLoss}}"
 )

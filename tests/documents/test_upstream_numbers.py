@@ -50,7 +50,7 @@ def test_energy_confusion(distance: LpDistance) -> None:
     x = random(8, 5)
     options: dict[str, Any] = {"distance": distance, "reducer": reducers.SumReducer()}
     loss = energy_confusion_loss.EnergyConfusionLoss
-    ours = library.EnergyConfusionRegularizer(gradient="all", **options)
+    ours = library.EnergyConfusionRegularizer(**options)
     assert_same(loss(**options)(x, LABELS), ours(x, LABELS), [x])
 
 

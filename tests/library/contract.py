@@ -186,14 +186,12 @@ def together() -> losses.MultipleLosses:
         {
             "horde": horde(BinomialDevianceLoss, order=2)(),
             "variance": VarianceRegularizer(),
-            "confusion": EnergyConfusionRegularizer(),
+            "confusion": EnergyConfusionRegularizer(gradient="fc"),
             "joint": JRSRegularizer(),
         },
         weights={"horde": 1.0, "variance": 0.5, "confusion": 0.3, "joint": 2.0},
     )
 
-
-confusion = partial(EnergyConfusionRegularizer, gradient="all")
 
 LOSSES: dict[str, Case] = {
     **{
@@ -233,11 +231,12 @@ LOSSES: dict[str, Case] = {
         )
     },
     "EC": Case(
-        EnergyConfusionRegularizer, expected.confusion, ("stopgrad_embeddings",), embeddings=False
+        partial(EnergyConfusionRegularizer, gradient="fc"), expected.confusion,
+        ("stopgrad_embeddings",), embeddings=False,
     ),
-    "EC, eq. 7": Case(partial(confusion, log=False), expected.confusion),
+    "EC, eq. 7": Case(partial(EnergyConfusionRegularizer, log=False), expected.confusion),
     "EC, raw cityblock": Case(
-        partial(confusion, distance=distances.LpDistance(p=1, normalize_embeddings=False)),
+        partial(EnergyConfusionRegularizer, distance=distances.LpDistance(p=1, normalize_embeddings=False)),
         expected.confusion,
     ),
     "variance": Case(

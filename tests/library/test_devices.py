@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pml_regularizers import GaussianKernel, RankAccuracyCalculator
 from pml_regularizers.gradient_ratios import gradient_norm_ratios
-from pml_regularizers.regularizers.energy_confusion import energy_confusion
+from pml_regularizers.offered.losses.energy_confusion_loss import energy_confusion
 from tests.library.contract import LOSSES, MODULES, Batch, call
 from tests.support.apple import APPLE, Apple
 

@@ -10,7 +10,7 @@ from pytorch_metric_learning import distances, reducers
 from torch import Tensor
 
 from pml_regularizers import EnergyConfusionRegularizer
-from pml_regularizers.regularizers.energy_confusion import energy_confusion
+from pml_regularizers.offered.losses.energy_confusion_loss import energy_confusion
 from tests.oracles import energy_confusion as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -35,8 +35,7 @@ def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Ten
 
 
 def build(distance: str = "default", **kwargs: Any) -> EnergyConfusionRegularizer:
-    """Regularizer on the embeddings of the call."""
-    return EnergyConfusionRegularizer(gradient="all", distance=DISTANCES[distance][0], **kwargs)
+    return EnergyConfusionRegularizer(distance=DISTANCES[distance][0], **kwargs)
 
 
 @every_distance

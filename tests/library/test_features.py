@@ -283,7 +283,10 @@ def test_the_embedder_is_told_by_a_head_alone() -> None:
     ("make", "instead"),
     [
         (JRSRegularizer, r"pooled: .*loss\.attach\(head\[-2\], embedder=head\)"),
-        (EnergyConfusionRegularizer, r"stopgrad_embeddings: .*features=fc\(pooled\.detach\(\)\)"),
+        (
+            partial(EnergyConfusionRegularizer, gradient="fc"),
+            r"stopgrad_embeddings: .*features=fc\(pooled\.detach\(\)\)",
+        ),
         (horde, r"feature_map: .*loss\.attach\(trunk, embedder=head\)"),
     ],
 )

@@ -157,8 +157,8 @@ def criterion() -> losses.MultipleLosses:
             "horde": gradients.horde(losses.ContrastiveLoss(), order_weights=(0.5, 2)),
             "jrd": JRDLoss(contract.CLASSES, contract.WIDTH),
             "variance": VarianceRegularizer(),
-            "fc confusion": EnergyConfusionRegularizer(),
-            "confusion": EnergyConfusionRegularizer(gradient="all"),
+            "fc confusion": EnergyConfusionRegularizer(gradient="fc"),
+            "confusion": EnergyConfusionRegularizer(),
         },
         weights={"horde": 1, "jrd": 0, "variance": 0, "fc confusion": 0.3, "confusion": 0.2},
     )

@@ -60,7 +60,7 @@ def test_no_tensor_is_larger_than_the_rows() -> None:
     "eager",
     [
         JRSRegularizer({"embeddings": GaussianMixtureKernel()}, reducer=reducers.MeanReducer()),
-        EnergyConfusionRegularizer(gradient="all", reducer=reducers.MeanReducer()),
+        EnergyConfusionRegularizer(reducer=reducers.MeanReducer()),
     ],
     ids=["JRS", "EC"],
 )

@@ -45,7 +45,7 @@ MASK = torch.ones(2, 3, dtype=torch.bool)
 head = partial(EmbeddingHead, 5, 4)
 moments = partial(HighOrderMoments, 5, moment_dim=7)
 network = partial(AttentionEnsemble, nn.Identity(), nn.Identity(), body_channels=4, num_heads=3)
-confusion = partial(EnergyConfusionRegularizer, gradient="all")
+confusion = EnergyConfusionRegularizer
 jrd = partial(JRDLoss, 3, 4)
 calculator = partial(RankAccuracyCalculator, device=torch.device("cpu"))
 
@@ -91,7 +91,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         r"feature_loss=\.\.\. takes one as wide as the features",
     ),
     # Energy confusion
-    (lambda: confusion(gradient="trunk"), "gradient: expected one of fc, all; got 'trunk'"),
+    (lambda: confusion(gradient="trunk"), "gradient: expected one of all, fc; got 'trunk'"),
+    (lambda: confusion().attach(head()), "source: .* nothing to attach; leave attach out"),
     (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* got CosineSimilarity"),
     (lambda: confusion()(X[:, :, None], LABELS), "embeddings must be a 2D tensor"),
     (lambda: confusion(gradient="fc")(X, LABELS, features=X[:, :3]), r"features: .* \(n, 4\)"),

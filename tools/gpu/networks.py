@@ -46,7 +46,7 @@ LOSSES: Mapping[str, Callable[[Sizes], nn.Module]] = {
     "HORDE, sketch": horde,
     "JRS": lambda _: ours.JRSRegularizer(),
     "JRD": lambda sizes: ours.JRDLoss(sizes.classes, sizes.E),
-    "energy confusion": lambda _: ours.EnergyConfusionRegularizer(),
+    "energy confusion": lambda _: ours.EnergyConfusionRegularizer(gradient="fc"),
     "VEM": lambda _: ours.VarianceRegularizer(),
 }
 

@@ -52,7 +52,7 @@ METHODS: Mapping[str, tuple[Callable[[Sizes], nn.Module], Callable[[Sizes], floo
     ),
     "JRD instead": (lambda s: ours.JRDLoss(s.classes, s.E), floors.joint),
     "energy confusion": (
-        lambda _: beside(ours.EnergyConfusionRegularizer()),
+        lambda _: beside(ours.EnergyConfusionRegularizer(gradient="fc")),
         floors.energy_confusion,
     ),
     "VEM": (lambda _: beside(ours.VarianceRegularizer()), floors.variance),

@@ -8,7 +8,21 @@ from pytorch_metric_learning.losses.base_metric_loss_function import (
 
 
 def energy_confusion(x, classes, num_classes):
-    """Mean squared Euclidean distance between the images of each pair of classes: eq. 3."""
+    """
+    The mean squared Euclidean distance between the rows of each pair of classes, which
+    is equation 3 in the paper. The diagonal has the mean distances within the classes,
+    where each row counts as its own neighbor too.
+    Args:
+        x: tensor of size (N, embedding_size)
+        classes: tensor of size (N), the class of each row: 0, 1, ..., num_classes - 1
+    Returns: tensor of size (num_classes, num_classes). Classes without rows have no
+                meaning in it
+
+    >>> x = torch.tensor([[0.0, 0.0], [0.0, 2.0], [3.0, 1.0]])
+    >>> energy_confusion(x, torch.tensor([0, 0, 1]), num_classes=2)
+    tensor([[ 2., 10.],
+            [10.,  0.]])
+    """
     return _squared_energies(x, _class_average(classes, num_classes))
 
 
@@ -17,28 +31,28 @@ def _class_average(classes, num_classes):
 
     def sums(values):
         return values.new_zeros(num_classes, *values.shape[1:]).index_add(
-            0, classes, values
+            0, classes.to(values.device), values
         )
 
     # Older MPS backends add no int64.
     counts = sums(torch.ones_like(classes, dtype=torch.int32)).clamp(min=1)
 
     def average(values):
-        return sums(values) / counts.view(-1, *[1] * (values.ndim - 1))
+        shape = (-1,) + (1,) * (values.ndim - 1)
+        return sums(values) / counts.to(values.device).view(shape)
 
     return average
 
 
 def _squared_energies(x, average):
     """Eq. 3 of squared Euclidean distances, by the rows of the average."""
-    if x.dtype == torch.float64 or x.device.type == "mps":  # which has no float64
-        energies, _ = _closed_form(x, average)
-    else:
-        energies, terms = _closed_form(x, average)
-        # Of classes so close float32 would leave too few digits of their energy.
-        if (16 * energies < terms).fill_diagonal_(False).any():
-            energies, _ = _closed_form(x.double(), average)
-    return energies.clamp(min=0).to(x.dtype)
+    energies, terms = _closed_form(x, average)
+    # Of classes so close float32 would leave too few digits of their energy.
+    close = (16 * energies < terms).fill_diagonal_(False)
+    if x.dtype != torch.float64 and close.any():
+        device = "cpu" if x.device.type == "mps" else x.device  # mps has no float64
+        energies, _ = _closed_form(x.to(device, torch.float64), average)
+    return energies.clamp(min=0).to(x)
 
 
 def _closed_form(x, average):
