@@ -26,6 +26,7 @@ from .losses.ensemble_loss import DivergenceLoss, EnsembleLoss
 from .losses.high_order_moments import HighOrderMoments
 from .losses.horde_loss import HORDELoss
 from .losses.jrd_loss import JRDLoss
+from .losses.pooled_features_loss import PooledFeaturesLoss
 from .optimizer_groups import check_optimized, parameter_groups
 from .regularizers.energy_confusion import EnergyConfusionRegularizer
 from .regularizers.joint_similarity import IntraClassRegularizer, JRSRegularizer
@@ -45,7 +46,8 @@ __all__ = [  # noqa: RUF022 - grouped by kind, as a reader looks for them
     "IntraClassRegularizer",
     "EnergyConfusionRegularizer",
     "VarianceRegularizer",
-    # What HORDE's fixed projections estimate, exactly.
+    # What HORDE's fixed projections estimate, exactly; beside the loss, and in one object with it.
+    "PooledFeaturesLoss",
     "CosinePowersLoss",
     # Base losses of their experiments that PML lacks, and those of an ensemble.
     "BinomialDevianceLoss",

@@ -58,12 +58,14 @@ class Former:
     """How a class was described before its arguments changed.
 
     Args:
+        name: The class's former name. Default: today's.
         renamed: {argument: (former name, {value: former value})}; other values stay.
         left: {argument that left: the value that does what is done now}.
         rewrite: The former arguments made of today's, where a table cannot say it; given former ones, it
             returns them.
     """
 
+    name: str | None = None
     renamed: Mapping[str, tuple[str, Mapping[Hashable, Any]]] = field(default_factory=dict)
     left: Mapping[str, Any] = field(default_factory=dict)
     rewrite: Callable[[Arguments], Arguments] = _same
@@ -111,9 +113,11 @@ _HORDE = Former(
 )
 
 CLASSES: dict[str, Former] = {
+    "CosinePowersLoss": Former(renamed={"power_weights": ("power_weight", {})}),
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
     "HORDELoss": _HORDE,
     "OnePositionHORDELoss": _HORDE,
+    "ProjectedFeaturesLoss": Former(name="PooledFeaturesLoss"),  # a control
 }
 """{class of this project: how it was described before}."""
 
@@ -136,7 +140,7 @@ def _described(description: Mapping[str, Any]) -> Mapping[str, Any]:
     if module.partition(".")[0] not in ("pml_regularizers", "benchmarks"):
         return description
     former = CLASSES.get(name, Former())
-    path = f"{MODULES.get(module, module)}.{name}"
+    path = f"{MODULES.get(module, module)}.{former.name or name}"
     arguments = former.arguments(dict(description.get("init_args") or {}))
     return {**description, "class_path": path, "init_args": arguments}
 

@@ -216,7 +216,7 @@ class FeatureLoss(BaseMetricLossFunction):
             wanted = self.feature_names[0] if len(self.feature_names) == 1 else "{...}"
             raise MissingFeaturesError(
                 f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
-                "or call loss.attach(head) once"
+                "or call loss.attach(head) once (inside MultipleLosses, which hands no features on, only that)"
             )
         for name, value in given.items():
             first = first_tensor(value)

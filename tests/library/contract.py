@@ -34,6 +34,7 @@ from pml_regularizers import (
     JRSRegularizer,
     LaplaceKernel,
     PolynomialKernel,
+    PooledFeaturesLoss,
     VarianceRegularizer,
     VEMAttention,
     attach_all,
@@ -220,16 +221,14 @@ LOSSES: dict[str, Case] = {
             )(**more),
         }.items()
     },
-    **{
-        f"powers, {name}": Case(
-            partial(CosinePowersLoss, base(), **settings), expected.cosine_powers, ("pooled",),
-            tuples=True, reducer=False,
-        )
-        for name, base, settings in (
-            ("binomial", BinomialDevianceLoss, {}),
-            ("triplet", triplet, {"powers": (1, 4), "power_weight": 0.5}),
-        )
-    },
+    "powers": Case(
+        partial(CosinePowersLoss, BinomialDevianceLoss()), expected.cosine_powers, ("pooled",),
+        tuples=True, reducer=False,
+    ),
+    "pooled features": Case(
+        partial(PooledFeaturesLoss, triplet(), powers=(1, 4), power_weights=(0.7, 0.5)),
+        expected.pooled_features, ("pooled",), embeddings=False, tuples=True, reducer=False,
+    ),
     "EC": Case(
         partial(EnergyConfusionRegularizer, gradient="fc"), expected.confusion,
         ("stopgrad_embeddings",), embeddings=False,

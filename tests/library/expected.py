@@ -15,7 +15,7 @@ import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
-from pml_regularizers import CosinePowersLoss, HighOrderMoments, HORDELoss
+from pml_regularizers import CosinePowersLoss, HighOrderMoments, HORDELoss, PooledFeaturesLoss
 from pml_regularizers.functional import kernels
 from tests.oracles import energy_confusion as ec_oracle
 from tests.oracles import horde as horde_oracle
@@ -102,14 +102,18 @@ def horde(loss: HORDELoss, batch: Any) -> float:
 # Powers of cosines
 
 
-def cosine_powers(loss: CosinePowersLoss, batch: Any) -> float:
-    """The loss of the embeddings on the k-fold tensor products of the normalised features."""
+def pooled_features(loss: PooledFeaturesLoss, batch: Any, inside: str = "power_1") -> float:
+    """The loss inside on the k-fold tensor products of the normalised features."""
     features = ec_oracle.unit(numbers(batch.features["pooled"]))
-    vectors = [numbers(batch.embeddings)]
-    vectors += [np.array([reduce(np.kron, [x] * k) for x in features]) for k in loss.powers]
-    bases = [loss.losses["embeddings"]] * len(vectors)
-    value, *powers = by_copies(bases, vectors, batch.labels)
-    return math.fsum([value, *(loss.power_weight * power for power in powers)])
+    vectors = [np.array([reduce(np.kron, [x] * k) for x in features]) for k in loss.powers]
+    values = by_copies([loss.losses[inside]] * len(vectors), vectors, batch.labels)
+    return math.fsum(w * value for w, value in zip(loss.power_weights, values, strict=True))
+
+
+def cosine_powers(loss: CosinePowersLoss, batch: Any) -> float:
+    base = loss.losses["embeddings"]
+    (value,) = by_copies([base], [numbers(batch.embeddings)], batch.labels)
+    return value + pooled_features(loss, batch, "embeddings")
 
 
 # Energy confusion and variance

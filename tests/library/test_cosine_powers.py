@@ -9,8 +9,14 @@ from pytorch_metric_learning import distances, losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import BinomialDevianceLoss, CosinePowersLoss
-from pml_regularizers.losses.cosine_powers_loss import TensorProductDistance
+from pml_regularizers import (
+    BinomialDevianceLoss,
+    CosinePowersLoss,
+    EmbeddingHead,
+    MissingFeaturesError,
+    PooledFeaturesLoss,
+)
+from pml_regularizers.losses.tensor_product_distances import TensorProductDistance
 from tests.support.tolerances import assert_close
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -50,7 +56,7 @@ def tensor_products(features: Tensor, k: int) -> Tensor:
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_power_is_the_loss_on_tensor_products(loss: nn.Module, k: int) -> None:
     embeddings, x = batch()
-    powers = CosinePowersLoss(loss, powers=[k], power_weight=0.5)
+    powers = CosinePowersLoss(loss, powers=[k], power_weights=0.5)
     value = powers(embeddings, LABELS, features=x)
     expected = loss(embeddings, LABELS) + 0.5 * loss(tensor_products(x, k), LABELS)
     assert_close(value, expected.item())
@@ -75,20 +81,37 @@ def test_equal_features_have_a_finite_gradient() -> None:
     assert x.grad is not None and x.grad.isfinite().all()
 
 
-def test_a_loss_with_proxies_has_some_as_wide_as_the_features() -> None:
+def test_a_term_beside_a_loss_with_proxies_and_its_short_form() -> None:
+    x, head = batch()[1], EmbeddingHead(C, E).double()
+    narrow, wide = losses.ProxyAnchorLoss(3, E), losses.ProxyAnchorLoss(3, C)
+    short = CosinePowersLoss(copy.deepcopy(narrow), feature_loss=copy.deepcopy(wide)).double()
+    term = PooledFeaturesLoss(wide).attach(head)
+    loss = losses.MultipleLosses([narrow, term]).double()
+    value = loss(head(x[:, :, None, None]), LABELS)
+    grads = torch.autograd.grad(value, [*head.parameters(), *loss.parameters(), x])
+    expected = short(head(x[:, :, None, None]), LABELS, features=x)
+    right = torch.autograd.grad(expected, [*head.parameters(), *short.parameters(), x])
+    for found, exact in zip((value, *grads), (expected, *right), strict=True):
+        torch.testing.assert_close(found, exact)
+        assert exact.abs().sum() > 0
+    # Of the given objects, the parameters themselves are trained; each further power has its own.
+    assert [p.shape[1] for p in loss.parameters()] == [p.shape[1] for p in short.parameters()]
+    assert loss.losses[0] is narrow and term.losses["power_2"].proxies is wide.proxies
+    names = [f"losses.{name}.proxies" for name in ("embeddings", "power_2", "power_3")]
+    assert names == [name for name, _ in short.named_parameters()]
+    for again in (copy.deepcopy(term), pickle.loads(pickle.dumps(term))):
+        assert again.losses["power_2"].proxies is not wide.proxies
+        embeddings = head(x[:, :, None, None])
+        same = again(embeddings, LABELS, features=x)
+        assert_close(same, term(embeddings, LABELS, features=x).item())
+    with pytest.raises(MissingFeaturesError, match="MultipleLosses, which hands no features on"):
+        term.detach()
+        loss(embeddings, LABELS)
+
+
+def test_power_1_alone_is_the_loss_itself() -> None:
     embeddings, x = batch()
-    wide = losses.ProxyAnchorLoss(3, C)
-    narrow = losses.ProxyAnchorLoss(3, E)
-    loss = CosinePowersLoss(narrow, feature_loss=wide).double()
-    shapes = [tuple(parameter.shape) for parameter in loss.parameters()]
-    assert shapes == [(3, E), (3, C), (3, C)]
-    loss(embeddings, LABELS, features=x).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loss.parameters())
-    names = [name for name, _ in loss.named_parameters()]
-    assert names == [f"losses.{name}.proxies" for name in ("embeddings", "power_2", "power_3")]
-    assert loss.losses["embeddings"] is narrow and loss.losses["power_2"].proxies is wide.proxies
-    for again in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
-        assert again.losses["embeddings"].proxies is not narrow.proxies
-        assert_close(
-            again(embeddings, LABELS, features=x), loss(embeddings, LABELS, features=x).item()
-        )
+    angular = losses.AngularLoss()
+    term = PooledFeaturesLoss(angular, powers=(1,), power_weights=[0.5])
+    assert term.losses["power_1"] is angular
+    assert_close(term(embeddings, LABELS, features=x), 0.5 * angular(x, LABELS).item())

@@ -26,6 +26,7 @@ from pml_regularizers import (
     JRSRegularizer,
     LaplaceKernel,
     PolynomialKernel,
+    PooledFeaturesLoss,
     RankAccuracyCalculator,
     VarianceRegularizer,
     VEMAttention,
@@ -78,12 +79,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GradientCache(head(), CONTRASTIVE, 2.5), "chunk_size: .* a whole number, got 2.5"),
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
-    (lambda: powers(power_weight=-1), "power_weight: expected at least 0, got -1"),
+    (lambda: powers(power_weights=-1), "power_weights: expected at least 0, got -1"),
+    (lambda: powers(power_weights=[1]), r"power_weights: expected a number, or 2, got \[1\]"),
     (lambda: powers(losses.AngularLoss()), "loss: AngularLoss reads vectors, or their lengths"),
     (lambda: powers(losses.SphereFaceLoss(3, 4)), "loss: SphereFaceLoss reads vectors, or their"),
     (lambda: powers(losses.VICRegLoss()), "loss: VICRegLoss fails on a trial batch"),
     (lambda: powers(feature_loss=REGULARIZED), "feature_loss: ContrastiveLoss reads vectors, or"),
     (lambda: powers(losses.ContrastiveLoss(distance=distances.LpDistance(p=1))), "LpDistance"),
+    (lambda: PooledFeaturesLoss(losses.AngularLoss(), powers=(1, 3)), "loss: AngularLoss reads"),
     (lambda: powers(feature_loss="contrastive"), "feature_loss: expected a PML loss, got str"),
     (lambda: powers()(X, LABELS, features=MAP), r"features: expected pooled .* \(6, 5, 2, 2\)"),
     (

@@ -14,7 +14,7 @@ from benchmarks.building.controls import (
     FeatureProxyAnchorLoss,
     LinearHeadLoss,
     OnePositionHORDELoss,
-    PooledFeaturesLoss,
+    ProjectedFeaturesLoss,
 )
 from pml_regularizers import BinomialDevianceLoss, HORDELoss
 from tests.oracles import binomial_deviance, controls
@@ -68,7 +68,7 @@ def test_a_loss_on_powers_of_the_cosines_of_pooled_features(loss, expected):
 def test_a_loss_with_proxies_as_wide_as_the_features(inner, rows, expected):
     power = 2
     loss = FeatureCosinesLoss(inner(4, C, distance=CosineSimilarity(power=power))).double()
-    proxies = rows(loss.losses["pooled"])
+    proxies = rows(loss.losses["power_1"])
     assert proxies.shape == (4, C)
     x = pooled_features()
     value = value_of(loss, x)
@@ -97,7 +97,7 @@ def test_horde_on_one_position():
 
 
 def test_the_loss_of_a_fixed_projection_of_the_pooled_features():
-    loss = PooledFeaturesLoss(deviance(), in_channels=C, width=16)
+    loss = ProjectedFeaturesLoss(deviance(), in_channels=C, width=16)
     x = pooled_features()
     assert set(loss.projection.unique().tolist()) == {-1, 1}
     assert not list(loss.parameters())
