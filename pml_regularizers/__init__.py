@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING, Any
 from .distributed import DistributedLoss, prepare_loss
 from .features.feature_loss import FeatureLoss, attach_all
 from .features.feature_tap import MissingFeaturesError
-from .functional.kernels import (
-    ExponentialKernel,
-    GaussianKernel,
-    GaussianMixtureKernel,
-    LaplaceKernel,
-    PolynomialKernel,
-)
+from .functional.kernels import GaussianKernel, GaussianMixtureKernel
 from .gradient_cache import GradientCache
 from .heads.attention_ensemble import AttentionEnsemble
 from .heads.closed_form import pca_init_, whitening_init_
@@ -29,7 +23,13 @@ from .losses.jrd_loss import JRDLoss
 from .losses.pooled_features_loss import PooledFeaturesLoss
 from .optimizer_groups import check_optimized, parameter_groups
 from .regularizers.energy_confusion import EnergyConfusionRegularizer
-from .regularizers.joint_similarity import IntraClassRegularizer, JRSRegularizer
+from .regularizers.joint_similarity import JRSRegularizer
+from .regularizers.joint_similarity_ablations import (
+    ExponentialKernel,
+    IntraClassRegularizer,
+    LaplaceKernel,
+    PolynomialKernel,
+)
 from .regularizers.variance import VarianceRegularizer
 
 if TYPE_CHECKING:

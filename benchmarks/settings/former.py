@@ -44,6 +44,7 @@ MODULES = {
     "pml_regularizers.losses.per_output_loss": "pml_regularizers._loss_copies",
     "pml_regularizers.regularizers.energy_confusion": "pml_regularizers.energy_confusion",
     "pml_regularizers.regularizers.joint_similarity": "pml_regularizers.joint_similarity",
+    "pml_regularizers.regularizers.joint_similarity_ablations": "pml_regularizers.reproducing_kernels",
     "pml_regularizers.regularizers.variance": "pml_regularizers.variance_attention",
 }
 """{module: its former name}."""

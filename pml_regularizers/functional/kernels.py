@@ -1,17 +1,13 @@
 r"""Reproducing kernels: similarities of vectors, used to compare distributions.
 
     Gaussian mixture   (1/K) sum_k exp(-|x - x'|^2 / sigma_k^2),   sigma_k^2 = tau 2^(k - K//2), k = 0..K-1
-    Laplace            exp(-|x - x'|_1 / sigma)
-    polynomial         (<x, x'> + c)^p
-    exponential        exp(<x, x'>)
 
-These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the mixture,
-Table 4 the others; `PolynomialKernel(1, constant=0)` is the linear kernel of section 6. What the paper leaves open:
+This is the kernel of joint representation diversification (Chu et al., ICML 2020, section 5.1);
+`regularizers/joint_similarity_ablations.py` has those of its Table 4. What the paper leaves open:
 
 * tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of the
   batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0: identical
   rows have kernel 1 and gradient 0, while the code gives nan.
-* The Laplace kernel's sigma is not given: here it is the mean L1 distance, computed in the same way.
 * Squared distances have an error of about eps max_i |x_i - x_0|^2. The batch's mean is at least an (N-1)-th of that
   maximum: with it, a kernel is exact to about N eps. For a bandwidth that is given, distances are in float64.
 """
@@ -23,6 +19,7 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..offered.losses.jrs_loss import gaussian_mixture, mean_distance
 from .checks import at_least
 from .precision import full_precision, in_float64, without_autocast
 
@@ -107,7 +104,7 @@ class ReproducingKernel(ModuleWithRecords):
         return ", ".join(f"{name}={getattr(self, name)}" for name in self._record_these)
 
 
-class _DistanceKernel(ReproducingKernel):
+class DistanceKernel(ReproducingKernel):
     """Base of the kernels of a distance divided by a bandwidth, which is fixed or the batch's mean distance."""
 
     components = 1
@@ -121,28 +118,23 @@ class _DistanceKernel(ReproducingKernel):
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
 
     def compute(self, x: Tensor) -> Tensor:
-        distances, K = self.distances(x), self.components
+        distances = self.distances(x)
         tau: Tensor | float | None = self.bandwidth
         if tau is None or self.collect_stats:
-            info = torch.finfo(x.dtype)
-            # Never 0, and its reciprocal far from infinity: equal rows have kernel 1 and gradient 0.
-            mean = distances.detach().sum() / max(len(x) * (len(x) - 1), 1)
-            mean = mean.clamp(min=info.tiny / info.eps)
+            info, mean = torch.finfo(x.dtype), mean_distance(distances)
             if self.collect_stats:
                 self.mean_distance = mean.item()
-            tau = mean if tau is None else tau
-        values = total = (distances / (-tau * 2.0 ** (K - 1 - K // 2))).exp()  # the widest
-        for _ in range(K - 1):
-            values = values * values  # half as wide
-            total = total + values
-        return total / K if K > 1 else total
+            if tau is None:
+                tau = mean.clamp(min=info.tiny / info.eps)  # its reciprocal is far from infinity
+        mixture: Tensor = gaussian_mixture(distances, self.components, tau)
+        return mixture
 
     def distances(self, x: Tensor) -> Tensor:
         """Distances of all pairs of rows, (N, D) -> (N, N)."""
         raise NotImplementedError
 
 
-class GaussianMixtureKernel(_DistanceKernel):
+class GaussianMixtureKernel(DistanceKernel):
     """Mean of K Gaussians whose bandwidths double: exp(-|x - x'|^2 / (tau 2^(k - K//2))), k = 0..K-1.
 
     Args:
@@ -182,51 +174,3 @@ class GaussianKernel(GaussianMixtureKernel):
 
     def __init__(self, bandwidth: float | None = None, **kwargs: Any) -> None:
         super().__init__(1, bandwidth, **kwargs)
-
-
-class LaplaceKernel(_DistanceKernel):
-    """exp(-|x - x'|_1 / sigma), Table 4.
-
-    `bandwidth` is sigma. Default: the mean L1 distance over all pairs of different rows, without a gradient.
-    """
-
-    def distances(self, x: Tensor) -> Tensor:
-        return torch.cdist(x, x, p=1.0)
-
-
-class PolynomialKernel(ReproducingKernel):
-    """(<x, x'> + c)^p, Table 4.
-
-    Powers of long vectors overflow float32, as p = 5 of 1,024 entries of 1e4; with `normalize=True`, none is above
-    (1 + c)^p.
-
-    Args:
-        degree: p. Table 4: 2 and 5.
-        constant: c. Table 4: 1; 0 gives the homogeneous kernel.
-        **kwargs: `normalize` and `collect_stats`.
-
-    Raises:
-        ValueError: if degree < 1 or constant < 0: the function is then no kernel.
-    """
-
-    def __init__(self, degree: int = 2, constant: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if degree < 1 or int(degree) != degree:
-            raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
-        at_least("constant", constant, 0)
-        self.degree = int(degree)
-        self.constant = constant
-        self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)
-
-    def compute(self, x: Tensor) -> Tensor:
-        return (x @ x.T + self.constant) ** self.degree
-
-
-class ExponentialKernel(ReproducingKernel):
-    """exp(<x, x'>), Table 4's "kernel inducing moment generating function".
-
-    It overflows float32 for <x, x'> > 88, as of most pooled features; `normalize=True` bounds it by e.
-    """
-
-    def compute(self, x: Tensor) -> Tensor:
-        return (x @ x.T).exp()

@@ -21,12 +21,11 @@ from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..functional.precision import full_precision, without_autocast
 from ..regularizers.joint_similarity import (
     between_classes,
-    joint_intra,
     joint_kernel,
-    joint_mmd,
     kernel_modules,
     whole_batch,
 )
+from ..regularizers.joint_similarity_ablations import joint_intra, joint_mmd
 
 _REGULARIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "jrs": lambda K, labels: K,

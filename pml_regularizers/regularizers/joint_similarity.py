@@ -6,19 +6,13 @@ diversification", ICML 2020): keep the classes' distributions apart, at several 
     S_IJ            = mean of K_ij over i in class I, j in class J: <C_I, C_J>                    eq. 8
     L_JRS           = sum_{I != J} n_I n_J S_IJ = sum of K_ij over pairs of different classes     eq. 10
 
-and what the paper compares it with, by the same weights n_I n_J / N_pairs:
-
-    JMMD            = -|C_I - C_J|,         |C_I - C_J|^2 = S_II + S_JJ - 2 S_IJ                  eqs. 14, 15
-    JIntra          = -|C_I| - |C_J|,       |C_I|^2 = S_II                                        eq. 16
-    intra-class     = -sum_I mean of exp(-|x_i - x_j|^2 / 2) over i != j in class I               eq. 4
-
 C_I is the class's mean of products of kernel functions (eq. 7), and n_I the number of its images in the batch (the
 text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
 
-Differs from the paper: the comma in eq. 15 is read as a minus; the norms of eqs. 15 and 16 are not squared, while
-eq. 14's is; if two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper calls energy
-confusion "a particular case of JRS", but the signs are opposite: with the linear kernel on the unit sphere, L_ec of
-a pair of classes is 2 - 2 S_IJ.
+Differs from the paper: it calls energy confusion "a particular case of JRS", but the signs are opposite: with the
+linear kernel on the unit sphere, L_ec of a pair of classes is 2 - 2 S_IJ.
+
+`joint_similarity_ablations.py` has what the paper compares this with.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,18 +20,14 @@ from functools import reduce
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.reducers import MeanReducer, SumReducer
-from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from ..distributed import gather_features
 from ..features.feature_loss import LabelAwareRegularizer, already_reduced
-from ..functional.kernels import (
-    GaussianKernel,
-    GaussianMixtureKernel,
-    ReproducingKernel,
-    diagonal,
-)
+from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
+from ..offered.losses.jrs_loss import JRSLoss
 
 
 def joint_kernel(
@@ -54,32 +44,6 @@ def joint_kernel(
     return reduce(torch.mul, matrices)  # eq. 8, its product
 
 
-def joint_mmd(K: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 15: minus the distance of the classes of samples i and j, (N, N) -> (N, N)."""
-    average = _class_average(K, labels)
-    means = average @ K  # over the class of i
-    norms = (means * average).sum(dim=1)
-    squares = norms[:, None] + norms - 2 * means @ average.T  # eq. 14
-    scale = average @ diagonal(K.detach())
-    return -_sqrt(squares, scale[:, None] + scale)  # eq. 15
-
-
-def joint_intra(K: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 16: minus the norms of the classes of samples i and j, (N, N) -> (N, N)."""
-    average = _class_average(K, labels)
-    norms = _sqrt((average @ K * average).sum(dim=1), average @ diagonal(K.detach()))
-    return -(norms[:, None] + norms)  # eq. 16
-
-
-def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 4's sum over classes of the mean of K_ij over their pairs i != j; a class of one image has none."""
-    same = _same_class(K, labels)
-    sizes = same.sum(dim=1)
-    pairs = same.fill_diagonal_(False)
-    per_row = K.masked_fill(~pairs, 0).sum(dim=1)
-    return (per_row / (sizes * (sizes - 1)).clamp(min=1)).sum()  # eq. 4, its sum
-
-
 def between_classes(
     values: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, reducer: Any
 ) -> dict[str, Any]:
@@ -87,76 +51,27 @@ def between_classes(
 
     On a GPU and in compiled code, a mean or a sum gets no list of pairs, whose length the labels decide.
     """
-    if indices_tuple is None:
-        same = _same_class(values, labels)
-        waits = values.device.type != "cpu" or torch.compiler.is_compiling()
-        if waits and type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats:
-            total = values.masked_fill(same, 0).sum()
-            mean = type(reducer) is MeanReducer
-            return already_reduced(total / (~same).sum().clamp(min=1) if mean else total)
-        a, n = torch.where(~same)
-        losses = values.masked_select(~same)
-    else:
-        _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
-        losses = values[a, n]
-    if len(a) == 0:
-        return already_reduced(losses.sum())  # 0; the mean over no pair would be NaN
-    return {"losses": losses, "indices": (a, n), "reduction_type": "neg_pair", "divisor": len(a)}
+    waits = values.device.type != "cpu" or torch.compiler.is_compiling()
+    reduces = type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats
+    if indices_tuple is None and waits and reduces:
+        same = labels[:, None] == labels
+        total = values.masked_fill(same, 0).sum()
+        mean = type(reducer) is MeanReducer
+        return already_reduced(total / (~same).sum().clamp(min=1) if mean else total)
+    pairs: dict[str, Any] = JRSLoss.negative_pairs(values, labels, indices_tuple)
+    return pairs
 
 
-def _same_class(K: Tensor, labels: Tensor) -> Tensor:
-    count = len(K)
-    if K.shape != (count, count) or labels.shape != (count,):
-        raise ValueError(
-            "labels: expected a kernel matrix (N, N) and a vector of N labels, got shapes "
-            f"{tuple(K.shape)} and {tuple(labels.shape)}"
-        )
-    return labels[:, None] == labels
+class _JRSLoss(JRSLoss):
+    """Without distances and numbers of kernels, for which there are `kernels`; `FeatureLoss` reads the features."""
+
+    forward = BaseMetricLossFunction.forward
+
+    def __init__(self, **kwargs: Any) -> None:
+        super(JRSLoss, self).__init__(**kwargs)
 
 
-def _class_average(K: Tensor, labels: Tensor) -> Tensor:
-    """The matrix whose row i averages over the class of sample i: A K A^T is S of the samples' classes, eq. 8."""
-    same = _same_class(K, labels).to(K.dtype)
-    return same / same.sum(dim=1, keepdim=True)  # eq. 7
-
-
-def _sqrt(squares: Tensor, scale: Tensor) -> Tensor:
-    """Square root of a sum of terms of size `scale`: 0, with gradient 0, where it is below their rounding."""
-    zero = squares <= 8 * torch.finfo(squares.dtype).eps * scale
-    return squares.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
-
-
-class _JointRegularizer(LabelAwareRegularizer):
-    """Base of the regularizers that are a function of the joint kernel and the labels."""
-
-    def __init__(
-        self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.kernels = kernel_modules(self.get_default_kernels() if kernels is None else kernels)
-        self.feature_names = tuple(name for name in self.kernels if name != "embeddings")
-
-    def compute_loss(
-        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
-    ) -> dict[str, dict[str, Any]]:
-        rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
-        K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
-        return {"loss": self.sub_loss(K, labels, indices_tuple)}
-
-    def get_default_distance(self) -> None:
-        """Return None: nothing uses it."""
-
-    def get_default_kernels(self) -> dict[str, ReproducingKernel]:
-        raise NotImplementedError
-
-    def sub_loss(
-        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
-    ) -> dict[str, Any]:
-        """The values for the reducer, from the joint kernel (N, N) of the whole batch."""
-        raise NotImplementedError
-
-
-class JRSRegularizer(_JointRegularizer):
+class JRSRegularizer(LabelAwareRegularizer, _JRSLoss):
     """Similarity of the joint distributions of different classes (eq. 10), a value to minimise.
 
     Only pairs of images of different classes count, so nothing pulls a class together.
@@ -187,42 +102,31 @@ class JRSRegularizer(_JointRegularizer):
         tensor(0.1368)
     """
 
+    def __init__(
+        self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.kernels = kernel_modules(self.get_default_kernels() if kernels is None else kernels)
+        self.feature_names = tuple(name for name in self.kernels if name != "embeddings")
+
+    def get_default_distance(self) -> None:
+        """Return None: nothing uses it."""
+
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
         return {
             "pooled": GaussianMixtureKernel(),
             "embeddings": GaussianMixtureKernel(normalize=True),
         }
 
-    def sub_loss(
-        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
+    def joint_kernel(self, embeddings: Tensor) -> Tensor:
+        """K of the whole batch: (N, N)."""
+        rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
+        return joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+
+    def negative_pairs(
+        self, kernel: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
     ) -> dict[str, Any]:
-        return between_classes(K, labels, indices_tuple, self.reducer)  # eq. 10
-
-
-class IntraClassRegularizer(_JointRegularizer):
-    """Minus the similarity of the images of a class, summed over the classes: eq. 4, the paper's Figure 2.
-
-    The paper adds it to AM-softmax to show what is lost when classes are made too compact. A class with one
-    image in the batch adds nothing. A mined `indices_tuple` and the reducer have no effect.
-
-    Args:
-        kernels: As in `JRSRegularizer`. Default: exp(-|x - x'|^2 / 2) on the L2-normalised embeddings.
-        **kwargs: As in `JRSRegularizer`, whose shapes and errors it shares.
-
-    Reducer input: **loss**, one number, reduction type "already_reduced".
-
-    Example:
-        >>> IntraClassRegularizer()(torch.eye(4), torch.tensor([0, 0, 1, 2]))
-        tensor(-0.3679)
-    """
-
-    def get_default_kernels(self) -> dict[str, ReproducingKernel]:
-        return {"embeddings": GaussianKernel(bandwidth=2.0, normalize=True)}
-
-    def sub_loss(
-        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
-    ) -> dict[str, Any]:
-        return already_reduced(-intra_class_similarity(K, labels))  # eq. 4
+        return between_classes(kernel, labels, indices_tuple, self.reducer)  # eq. 10
 
 
 def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:

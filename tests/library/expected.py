@@ -15,8 +15,15 @@ import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
-from pml_regularizers import CosinePowersLoss, HighOrderMoments, HORDELoss, PooledFeaturesLoss
-from pml_regularizers.functional import kernels
+from pml_regularizers import (
+    CosinePowersLoss,
+    GaussianMixtureKernel,
+    HighOrderMoments,
+    HORDELoss,
+    LaplaceKernel,
+    PolynomialKernel,
+    PooledFeaturesLoss,
+)
 from tests.oracles import energy_confusion as ec_oracle
 from tests.oracles import horde as horde_oracle
 from tests.oracles import joint_similarity as jrd_oracle
@@ -142,13 +149,13 @@ def variance(loss: Any, batch: Any) -> float:
 
 def kernel(made: Any) -> jrd_oracle.Kernel:
     """The oracle of a kernel."""
-    if isinstance(made, kernels.GaussianMixtureKernel):
+    if isinstance(made, GaussianMixtureKernel):
         K = made.components
         multiples = [2.0 ** (k - K // 2) for k in range(K)]
         found = jrd_oracle.gaussian_mixture(multiples, made.bandwidth or 0.0)
-    elif isinstance(made, kernels.LaplaceKernel):
+    elif isinstance(made, LaplaceKernel):
         found = jrd_oracle.laplace(made.bandwidth or 0.0)
-    elif isinstance(made, kernels.PolynomialKernel):
+    elif isinstance(made, PolynomialKernel):
         found = jrd_oracle.polynomial(made.degree, made.constant)
     else:
         found = jrd_oracle.exponential

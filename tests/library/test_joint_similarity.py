@@ -16,7 +16,7 @@ from pml_regularizers import (
     PolynomialKernel,
 )
 from pml_regularizers.losses.jrd_loss import class_cosines
-from pml_regularizers.regularizers.joint_similarity import joint_mmd
+from pml_regularizers.regularizers.joint_similarity_ablations import joint_mmd
 from tests.library import expected
 from tests.library.contract import Batch, call
 from tests.oracles import joint_similarity as oracle

@@ -32,7 +32,7 @@ from pml_regularizers import (
     VEMAttention,
     prepare_loss,
 )
-from pml_regularizers.regularizers.joint_similarity import joint_mmd
+from pml_regularizers.regularizers.joint_similarity_ablations import joint_mmd
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
 MEMORY = losses.CrossBatchMemory(CONTRASTIVE, 2)

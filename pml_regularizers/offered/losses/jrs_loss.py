@@ -8,22 +8,42 @@ from pytorch_metric_learning.losses.base_metric_loss_function import (
 )
 
 
+def mean_distance(mat):
+    """
+    The mean of a distance matrix over all pairs of different embeddings, without a
+    gradient. It is 1 if all are the same.
+    """
+    n = len(mat)
+    # The sum would be too large for float16.
+    mean = torch.mean(mat.detach()) * (n / max(n - 1, 1))
+    return torch.where(mean == 0, torch.ones_like(mean), mean)
+
+
+def gaussian_mixture(mat, num_kernels, bandwidth):
+    """
+    The mean of num_kernels Gaussian kernels of a matrix of squared distances, whose
+    bandwidths double. The one in the middle is the given bandwidth.
+    """
+    widest = bandwidth * 2.0 ** (num_kernels - 1 - num_kernels // 2)
+    kernel = output = torch.exp(mat / -widest)
+    for _ in range(num_kernels - 1):
+        kernel = kernel * kernel  # has half the bandwidth
+        output = output + kernel
+    return output / num_kernels
+
+
 class JRSLoss(BaseMetricLossFunction):
     """
     Implementation of joint representation similarity (JRS):
     https://proceedings.mlr.press/v119/chu20a.html
     """
 
+    features = ()
+
     def __init__(self, num_kernels=3, **kwargs):
         super().__init__(**kwargs)
         assert not self.distance.is_inverted
-        # record-keeper cannot record a tuple
-        self.num_kernels = (
-            list(num_kernels) if c_f.is_list_or_tuple(num_kernels) else num_kernels
-        )
-        self.feature_distance = LpDistance(power=2, normalize_embeddings=False)
-        self.features = []
-        self.add_to_recordable_attributes(name="num_kernels", is_stat=False)
+        self.num_kernels = num_kernels
 
     def forward(
         self,
@@ -52,43 +72,50 @@ class JRSLoss(BaseMetricLossFunction):
                 embeddings, labels, indices_tuple, ref_emb, ref_labels
             )
         finally:
-            self.features = []
+            self.features = ()
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
         c_f.ref_not_supported(embeddings, labels, ref_emb, ref_labels)
-        _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
-        if len(a) == 0:
-            return self.zero_losses()
+        kernel = self.joint_kernel(embeddings)
+        return {"loss": self.negative_pairs(kernel, labels, indices_tuple)}
 
-        mats = [self.distance(embeddings)]
-        mats += [self.feature_distance(x) for x in self.features]
+    def joint_kernel(self, embeddings):
+        """The product of the kernels of all representations: (batch_size, batch_size)"""
+        distance = LpDistance(power=2, normalize_embeddings=False)
+        mats = [self.distance(embeddings)] + [distance(x) for x in self.features]
         joint_kernel = 1
         for mat, num_kernels in zip(mats, self.get_num_kernels(len(mats))):
-            joint_kernel = joint_kernel * self.gaussian_mixture(mat, num_kernels)
-        return {
-            "loss": {
-                "losses": joint_kernel[a, n],
-                "indices": (a, n),
-                "reduction_type": "neg_pair",
+            kernel = gaussian_mixture(mat, num_kernels, mean_distance(mat))
+            joint_kernel = joint_kernel * kernel
+        return joint_kernel
+
+    @staticmethod
+    def negative_pairs(kernel, labels, indices_tuple):
+        """The kernel of all pairs of different classes, or of those in indices_tuple"""
+        if indices_tuple is None:
+            is_negative = labels.unsqueeze(1) != labels
+            a, n = torch.where(is_negative)
+            losses = torch.masked_select(kernel, is_negative)
+        else:
+            _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
+            losses = kernel[a, n]
+        if len(a) == 0:
+            # This has a gradient of 0 for the features too
+            return {
+                "losses": torch.sum(losses),
+                "indices": None,
+                "reduction_type": "already_reduced",
             }
+        return {
+            "losses": losses,
+            "indices": (a, n),
+            "reduction_type": "neg_pair",
+            "divisor": len(a),
         }
 
-    def gaussian_mixture(self, mat, num_kernels):
-        # The mean over all pairs of different embeddings. The sum would be too large
-        # for float16.
-        n = len(mat)
-        bandwidth = torch.mean(mat.detach()) * (n / (n - 1))
-        if bandwidth == 0:
-            bandwidth = torch.ones_like(bandwidth)
-        mat = mat / bandwidth
-        kernel = 0
-        for k in range(num_kernels):
-            kernel = kernel + torch.exp(-mat / 2.0 ** (k - num_kernels // 2))
-        return kernel / num_kernels
-
     def get_num_kernels(self, num_representations):
-        if not isinstance(self.num_kernels, list):
+        if not c_f.is_list_or_tuple(self.num_kernels):
             return [self.num_kernels] * num_representations
         if len(self.num_kernels) != num_representations:
             raise ValueError(
