@@ -36,7 +36,7 @@ def main() -> None:
 
     def attended() -> Tensor:
         loss = contrastive(embedder(attention(varied)), varied_labels)
-        return loss + variance(varied, ref_emb=attention.variance)
+        return loss + variance(varied, ref_emb=attention.variance.unsqueeze(0))
 
     images = torch.randn(40, 3, 256, 256)
     trunk = googlenet(weights=None, init_weights=False, aux_logits=False)

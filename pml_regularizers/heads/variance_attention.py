@@ -18,32 +18,16 @@ also trains the trunk, and the metric loss A (`detach_features=True`: eq. 3 trai
 Since a variance is never negative, a converged gate lies between 1/2 and 1: it weighs features, but discards none.
 """
 
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..functional.checks import at_least, one_of
-
-Init = Literal["normal", "zeros"]
-
-
-def variance_gate(features: Tensor, predicted: Tensor) -> Tensor:
-    """Features times the sigmoid of their predicted variance (eq. 5), in the features' dtype.
-
-    Args:
-        features: (N, m), (N, L, m) or (N, m, H, W).
-        predicted: (m,).
-    """
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    gate = torch.sigmoid(predicted.to(dtype))
-    if features.ndim == 4:
-        gate = gate.view(-1, 1, 1)
-    # The product is in full precision, or the gradient of A, a sum over the batch, would be in half precision.
-    return (features * gate).to(features.dtype)  # eq. 5
+from ..functional.checks import at_least
+from ..offered.utils.variance_attention import VarianceAttention, variance_gate
 
 
-class VEMAttention(nn.Module):
+class VEMAttention(VarianceAttention):
     """Attention that weighs features by their predicted variance, which `VarianceRegularizer` trains.
 
     Put it between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`. On maps and tokens it
@@ -78,33 +62,16 @@ class VEMAttention(nn.Module):
     optimizer_settings: ClassVar[dict[str, float]] = {"lr": 1e-2, "weight_decay": 0.0}
     """Settings for the optimizer group of `parameters()`."""
 
-    def __init__(self, num_features: int, *, init: Init = "normal") -> None:
-        super().__init__()
+    def __init__(self, num_features: int, *, init: Literal["normal", "zeros"] = "normal") -> None:
         at_least("num_features", num_features, 1)
-        one_of("init", init, get_args(Init))
-        self.num_features = num_features
-        self.init = init
-        self.variance = nn.Parameter(torch.empty(num_features))
+        super().__init__(num_features, init=init)
         self.statistics = nn.Identity()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Reset A, from torch's global generator."""
-        if self.init == "normal":
-            nn.init.normal_(self.variance)
-        else:
-            nn.init.zeros_(self.variance)
 
     def forward(self, features: Tensor) -> Tensor:
-        axis, m = {2: 1, 3: 2, 4: 1}.get(features.ndim), self.num_features
-        if axis is None or features.shape[axis] != m:
-            raise ValueError(
-                f"features: expected (N, {m}), (N, L, {m}) or (N, {m}, H, W), got shape {tuple(features.shape)}; "
-                "pass num_features=... to match the network, and maps with their channels first"
-            )
+        gated: Tensor = super().forward(features)
         if self.statistics._forward_hooks:
             self._show(features)
-        return variance_gate(features, self.variance)
+        return gated
 
     def _show(self, features: Tensor) -> None:
         """Hand the pooled features and A to what is attached."""

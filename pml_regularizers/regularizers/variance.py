@@ -12,32 +12,18 @@ from typing import Any
 
 import torch
 from pytorch_metric_learning.regularizers import BaseRegularizer
-from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
 from ..distributed import gather_rows
-from ..features.feature_loss import FeatureLoss, already_reduced
+from ..features.feature_loss import FeatureLoss
 from ..functional.checks import refuse_labels
+from ..offered.losses.variance_estimation_loss import VarianceEstimationLoss
 
 
-def variance_errors(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Squared errors of the predicted variances of all features over the batch, the terms of eq. 3: (m,).
-
-    Args:
-        features: (N, m), in float32 or float64.
-        predicted: (m,).
-        unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
-    """
-    # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
-    centred = features - features.mean(dim=0)
-    variance = (centred * centred).sum(dim=0) / max(len(features) - int(unbiased), 1)
-    return (variance - predicted) ** 2
-
-
-class VarianceRegularizer(FeatureLoss, BaseRegularizer):
+class VarianceRegularizer(FeatureLoss, VarianceEstimationLoss, BaseRegularizer):
     """Regularizer that trains a `VEMAttention` to predict the variance of the features that it weighs (eq. 3).
 
-    It reads no labels and no embeddings, and ignores `indices_tuple` and `distance=`. Add it to a metric loss with
+    It reads no labels and no embeddings, ignores `indices_tuple`, and takes no `distance`. Add it to a metric loss,
     `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
     eq. 4; the paper's w is 1 (section III-B). The slot `embedding_regularizer=` of a PML loss takes it as well.
     Under `DistributedLoss` and PML's `DistributedLossWrapper` the variance is that of the whole batch.
@@ -75,45 +61,18 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     def __init__(
         self, *, unbiased: bool = False, detach_features: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
-        self.unbiased = unbiased
+        super().__init__(unbiased=unbiased, **kwargs)
         self.detach_features = detach_features
-        self.add_to_recordable_attributes(
-            list_of_names=["unbiased", "detach_features"], is_stat=False
-        )
-        self.add_to_recordable_attributes(
-            list_of_names=["batch_variance", "predicted_variance", "gate_range"], is_stat=True
-        )
+        self.add_to_recordable_attributes(name="detach_features", is_stat=False)
 
-    def compute_loss(
-        self, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
-    ) -> dict[str, dict[str, Any]]:
+    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, dict[str, Any]]:
         pooled, predicted = _pair(self.features)
         if self.detach_features:  # else eq. 6: the trunk is trained too
             pooled = pooled.detach()
         both = gather_rows(torch.cat([pooled, predicted.expand_as(pooled)], dim=1), embeddings)
         features, rows = both.chunk(2, dim=1)
-        if len(features) == 0:
-            return {"loss": already_reduced(features.sum() + rows.sum())}
-        predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
-        losses = variance_errors(features, predicted, unbiased=self.unbiased)
-        if self.collect_stats:
-            predicted = predicted.detach()
-            gate = torch.sigmoid(predicted)
-            self.batch_variance = features.detach().var(dim=0, unbiased=False).mean().item()
-            self.predicted_variance = predicted.mean().item()
-            self.gate_range = (gate.max() - gate.min()).item()
-        return {
-            "loss": {
-                "losses": losses,
-                "indices": c_f.torch_arange_from_size(losses),
-                "reduction_type": "element",
-                "divisor": len(losses),
-            }
-        }
-
-    def get_default_distance(self) -> None:
-        """Return None: nothing uses it."""
+        parts: dict[str, dict[str, Any]] = super().compute_loss(features, None, None, rows, None)
+        return parts
 
     def set_reducer(self, reducer: Any) -> None:
         super().set_reducer(reducer)

@@ -59,11 +59,13 @@ def test_variance(unbiased: bool) -> None:
     pooled = random(8, 5)
     ours = library.VEMAttention(5).double()
     attention = variance_attention.VarianceAttention(5).double()
-    attention.variance.data = ours.variance.data[None].clone()
+    attention.variance.data = ours.variance.data.clone()
     torch.testing.assert_close(attention(pooled), ours(pooled))
 
     module = variance_estimation_loss
-    found = module.VarianceEstimationLoss(unbiased=unbiased)(pooled, ref_emb=attention.variance)
+    found = module.VarianceEstimationLoss(unbiased=unbiased)(
+        pooled, ref_emb=attention.variance.unsqueeze(0)
+    )
     expected = library.VarianceRegularizer(unbiased=unbiased)(
         pooled, features=(pooled, ours.variance)
     )

@@ -6,14 +6,6 @@ from pytorch_metric_learning.losses.base_metric_loss_function import (
 )
 
 
-def variance_errors(features, predicted, *, unbiased=False):
-    """Squared errors of the predicted variances of all features over the batch, the terms of eq. 3: (m,)."""
-    # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
-    centred = features - features.mean(dim=0)
-    variance = (centred * centred).sum(dim=0) / max(len(features) - int(unbiased), 1)
-    return (variance - predicted) ** 2
-
-
 class VarianceEstimationLoss(BaseMetricLossFunction):
     """Implementation of the variance loss of
     Second-Order Estimation Based Attention Network for Metric Learning
@@ -39,11 +31,21 @@ class VarianceEstimationLoss(BaseMetricLossFunction):
                 "ref_emb must be the predicted variance, of shape (1, num_features)"
             )
         if len(features) == 0:
-            return self.zero_losses()
-        predicted = rows.mean(
-            dim=0
-        )  # equal rows: each sample gets its share of A's gradient
-        losses = variance_errors(features, predicted, unbiased=self.unbiased)
+            # This has a gradient of 0 for the prediction too
+            return {
+                "loss": {
+                    "losses": torch.sum(features) + torch.sum(rows) * 0,
+                    "indices": None,
+                    "reduction_type": "already_reduced",
+                }
+            }
+        # The rows are equal: each sample gets its share of the gradient.
+        predicted = rows.mean(dim=0)
+        # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
+        centred = features - features.mean(dim=0)
+        divisor = max(len(features) - int(self.unbiased), 1)
+        variance = (centred * centred).sum(dim=0) / divisor
+        losses = (variance - predicted) ** 2  # eq. 3
         if self.collect_stats:
             predicted = predicted.detach()
             gate = torch.sigmoid(predicted)

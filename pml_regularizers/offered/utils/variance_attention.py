@@ -20,10 +20,10 @@ class VarianceAttention(nn.Module):
     def __init__(self, num_features, *, init="normal"):
         super().__init__()
         if init not in ["normal", "zeros"]:
-            raise ValueError("init must be 'normal' or 'zeros'")
+            raise ValueError(f"init: expected one of normal, zeros; got {init!r}")
         self.num_features = num_features
         self.init = init
-        self.variance = nn.Parameter(torch.empty(1, num_features))
+        self.variance = nn.Parameter(torch.empty(num_features))
         self.reset_parameters()
 
     def reset_parameters(self):

@@ -20,7 +20,7 @@ class TestVarianceEstimationLoss(unittest.TestCase):
                 )
                 attention = VarianceAttention(8).to(TEST_DEVICE).type(dtype)
                 variance = torch.var(features, dim=0, unbiased=unbiased)
-                correct = (variance - attention.variance[0]) ** 2
+                correct = (variance - attention.variance) ** 2
 
                 for reducer, correct_loss in [
                     (None, torch.mean(correct)),
@@ -29,7 +29,7 @@ class TestVarianceEstimationLoss(unittest.TestCase):
                     loss_func = VarianceEstimationLoss(
                         unbiased=unbiased, reducer=reducer
                     )
-                    loss = loss_func(features, ref_emb=attention.variance)
+                    loss = loss_func(features, ref_emb=attention.variance.unsqueeze(0))
                     self.assertTrue(torch.isclose(loss, correct_loss, rtol=rtol))
 
                     inputs = [features, attention.variance]
@@ -44,7 +44,7 @@ class TestVarianceEstimationLoss(unittest.TestCase):
         features = torch.randn(4, 8)
         attention = VarianceAttention(8)
         loss_func = VarianceEstimationLoss()
-        loss = loss_func(features, ref_emb=attention.variance)
+        loss = loss_func(features, ref_emb=attention.variance.unsqueeze(0))
         (grad,) = torch.autograd.grad(loss, attention.variance)
         repeated = attention.variance.repeat(3, 1)
         repeated_loss = loss_func(features, ref_emb=repeated)
@@ -61,10 +61,10 @@ class TestVarianceEstimationLoss(unittest.TestCase):
         loss_func = VarianceEstimationLoss()
         for _ in range(200):
             optimizer.zero_grad()
-            loss_func(features, ref_emb=attention.variance).backward()
+            loss_func(features, ref_emb=attention.variance.unsqueeze(0)).backward()
             optimizer.step()
         variance = torch.var(features, dim=0, unbiased=False)
-        self.assertTrue(torch.allclose(attention.variance[0], variance, rtol=1e-3))
+        self.assertTrue(torch.allclose(attention.variance, variance, rtol=1e-3))
         correct_output = features * torch.sigmoid(variance)
         self.assertTrue(torch.allclose(attention(features), correct_output, rtol=1e-3))
 
