@@ -31,6 +31,8 @@ OFFERED = ROOT / "pml_regularizers" / "offered"
 # Each pull request with its files of OFFERED, in their order. None needs another one.
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "distributed": (),
+    "multiple_losses": (),
+    "loss_wrappers": (),
     "energy_confusion": ("losses/energy_confusion_loss.py",),
     "variance": ("losses/variance_estimation_loss.py", "utils/variance_attention.py"),
     "horde": ("losses/horde_loss.py",),
