@@ -1,20 +1,20 @@
 """PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
 from pytorch_metric_learning.utils import common_functions as c_f
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from .ranks import QuerySharding, Ranks, count_ranks, count_right, largest_entry, taken_rows
+from ..functional.checks import one_of
+from ..offered.utils import rank_accuracy_calculator as offered
+from .ranks import Ranks, Rows, count_ranks, count_right, largest_entry
 
 
-class RankAccuracyCalculator(AccuracyCalculator):
+class RankAccuracyCalculator(offered.RankAccuracyCalculator):
     """PML's `AccuracyCalculator` for large test sets: counts ranks, in bounded memory, with Recall@K for any K.
 
     Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
@@ -46,8 +46,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
         group_rule: The references of a query's group that leave its ranking: those of its "class", or "all".
 
     Raises:
-        ValueError: if `recall_at` is empty or holds anything but integers >= 1; for another `group_rule`, for
-            `label_comparison_fn` and `knn_func`.
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1; for another `k` or `group_rule`;
+            for `label_comparison_fn` and `knn_func`.
 
     Example:
         >>> calculator = RankAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
@@ -61,7 +61,6 @@ class RankAccuracyCalculator(AccuracyCalculator):
         2
     """
 
-    original_function_dict: dict[str, Callable[..., Any]]
     left_out: int | None = None
 
     def __init__(
@@ -81,10 +80,11 @@ class RankAccuracyCalculator(AccuracyCalculator):
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
         group_rule: Literal["class", "all"] = "class",
     ) -> None:
-        if group_rule not in ("class", "all"):
-            raise ValueError(f"group_rule: expected 'class' or 'all', got {group_rule!r}")
+        one_of("group_rule", group_rule, ("class", "all"))
         if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
+        if not (k in (None, "max_bin_count") or (isinstance(k, int) and k >= 1)):
+            raise ValueError(f'k: expected an integer >= 1, "max_bin_count" or None, got {k!r}')
         for name, given, reason in (
             ("label_comparison_fn", label_comparison_fn, "ranks are counted by equal labels"),
             ("knn_func", knn_func, "ranks are counted by Euclidean distances, without a search"),
@@ -96,22 +96,13 @@ class RankAccuracyCalculator(AccuracyCalculator):
         if device is None and accelerator is not None:
             device = accelerator.device
         super().__init__(
-            avg_of_avgs=avg_of_avgs,
-            return_per_class=return_per_class,
-            k=k,
-            device=device,
-            knn_func=False,  # PML's own default needs faiss
-            kmeans_func=kmeans_func,
+            recall_at, include, exclude, avg_of_avgs, return_per_class, device, kmeans_func
         )
-        del self.original_function_dict["mean_average_precision"]
-        recalls = {f"recall_at_{K}": partial(self._recall, K) for K in recall_at}
-        self.original_function_dict = recalls | self.original_function_dict
-        self.check_primary_metrics(include, exclude)
-        self.original_function_dict = self.get_function_dict(include, exclude)
-        self.curr_function_dict = self.get_function_dict()
+        self.k = k
         self.max_rank = max(recall_at)
+        self.accelerator = accelerator
+        self.progress = progress
         self.group_rule = group_rule
-        self.sharing = QuerySharding(self.device, accelerator, progress)
 
     @torch.no_grad()
     def get_accuracy(
@@ -141,24 +132,12 @@ class RankAccuracyCalculator(AccuracyCalculator):
         if reference is None:
             reference, reference_labels, ref_includes_query = query, query_labels, True
             reference_groups = query_groups if reference_groups is None else reference_groups
-        query, query_labels, reference, labels, query_groups, groups = map(
-            c_f.numpy_to_torch,
-            (query, query_labels, reference, reference_labels, query_groups, reference_groups),
-        )
-        query_labels = _checked_labels("query", query, query_labels)
-        labels = _checked_labels("reference", reference, labels)
-        if (query_groups is None) != (groups is None):
+        if (query_groups is None) != (reference_groups is None):
             raise ValueError("query_groups, reference_groups: expected both or none, got one")
-        query_groups = _checked_groups("query_groups", query_groups, len(query))
-        groups = _checked_groups("reference_groups", groups, len(reference))
-        parts = [reference]
-        if not ref_includes_query:
-            parts, labels = [reference, query], torch.cat([labels, query_labels])
-            groups = None if groups is None else torch.cat([groups, query_groups])
-        rows = torch.arange(len(labels))
-        is_reference = rows < len(reference)
-        is_query = rows < len(query) if ref_includes_query else ~is_reference
-        return self._accuracy(parts, labels, is_query, is_reference, groups, include, exclude)
+        first = 0 if ref_includes_query else len(reference)
+        queries = _checked("query", query, query_labels, query_groups, first)
+        references = _checked("reference", reference, reference_labels, reference_groups)
+        return self._accuracy(queries, references, False, include, exclude)
 
     @torch.no_grad()
     def get_accuracy_within(
@@ -188,133 +167,109 @@ class RankAccuracyCalculator(AccuracyCalculator):
             ValueError: if there are no vectors, or one is not finite; if labels, queries, references or groups do
                 not have n entries.
         """
-        labels = _checked_labels("vectors", vectors, labels)
-        is_query = _mask("queries", queries, len(vectors))
-        is_reference = _mask("references", references, len(vectors))
-        groups = _checked_groups("groups", groups, len(vectors))
-        return self._accuracy(
-            [vectors], labels, is_query, is_reference, groups, include, exclude, normalize
-        )
+        rows = _checked("vectors", vectors, labels, groups)
+        asked, ranked = _chosen("queries", queries, rows), _chosen("references", references, rows)
+        return self._accuracy(asked, ranked, normalize, include, exclude)
 
     def _accuracy(
         self,
-        parts: list[Tensor],
-        labels: Tensor,
-        is_query: Tensor,
-        is_reference: Tensor,
-        groups: Tensor | None,
+        queries: Rows,
+        references: Rows,
+        normalize: bool,
         include: Sequence[str],
         exclude: Sequence[str],
-        normalize: bool = False,
     ) -> dict[str, Any]:
-        """Metrics of the rows of `parts`, stacked."""
-        self.curr_function_dict = self.get_function_dict(include, exclude)
-        asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
-        given: dict[str, Any] = {"query_labels": labels[is_query]}
         self.left_out = None
-        if asked - clustering:
-            exact = "mean_reciprocal_rank" in asked
-            right = count_right(labels, is_reference, groups)[is_query]
-            given["k"] = self._neighbours(int(right.max()) if len(right) else 0)
-            given["ranks"] = count_ranks(
-                *(parts, labels, is_query, is_reference),
-                normalize=normalize,
-                max_rank=len(labels) if exact else self.max_rank,
-                sharing=self.sharing,
-                groups=groups,
-                whole_groups=groups is not None and self.group_rule == "all",
-            )
-            self.left_out = int(is_query.sum()) - len(given["ranks"].labels)
-            if len(given["ranks"].labels) == 0:
-                c_f.LOGGER.warning("None of the query labels are in the reference set.")
-        if asked & clustering:
-            query = torch.cat(taken_rows(parts, is_query.nonzero().flatten()))
-            query = unit_rows(query) if normalize else query
-            clusters = torch.zeros(len(query), dtype=torch.long)
-            # By the main process alone, since k-means keeps all cores busy.
-            if self.sharing.accelerator is None or self.sharing.accelerator.is_main_process:
-                query_labels = given["query_labels"]
-                clusters = self.get_cluster_labels(query=query, query_labels=query_labels).cpu()
-            given["cluster_labels"] = self.sharing.sum(clusters)
+        self.curr_function_dict = self.get_function_dict(include, exclude)
+        given: dict[str, Any] = {"queries": queries, "references": references}
+        given |= {"query_labels": queries.labels, "normalize": normalize}
+        if not self.curr_function_dict.keys().isdisjoint(self.requires_clustering()):
+            given["cluster_labels"] = self.get_cluster_labels(**given)
         return dict(self._get_accuracy(self.curr_function_dict, **given))
 
-    def _neighbours(self, largest: int) -> float:
-        """How many neighbours count, if a query has at most so many right references."""
-        if self.k is None:
-            return inf
-        if self.k == "max_bin_count":
-            return largest
-        at_r = {"r_precision", "mean_average_precision_at_r"} & self.curr_function_dict.keys()
-        if at_r and self.k < largest:
+    def get_cluster_labels(self, queries: Rows, normalize: bool, **_: Any) -> Tensor:
+        """PML's, by the main process alone, since k-means keeps all cores busy."""
+        clusters = torch.zeros(len(queries.rows), dtype=torch.long)
+        if self.accelerator is None or self.accelerator.is_main_process:
+            query = queries.vectors[queries.rows.to(queries.vectors.device)]
+            query = unit_rows(query) if normalize else query
+            clusters = super().get_cluster_labels(query, queries.labels).cpu()
+        return self._sum(clusters)
+
+    def get_ranks(self, queries: Rows, references: Rows, normalize: bool, **_: Any) -> Ranks:
+        """The ranks of the queries that have right references, by blocks of queries, shared by the processes."""
+        labels = torch.cat([queries.labels, references.labels])
+        groups = torch.cat([queries.groups, references.groups])
+        is_reference = torch.arange(len(labels)) >= len(queries.rows)
+        right = count_right(labels, is_reference, groups)[~is_reference]
+        asked = right > 0
+        self.left_out = len(right) - int(asked.sum())
+        names = self.curr_function_dict.keys()
+        most = max(right.tolist(), default=0)
+        neighbours: float = inf if self.k is None else most
+        neighbours = self.k if isinstance(self.k, int) else neighbours
+        if neighbours < most and names & {"r_precision", "mean_average_precision_at_r"}:
             raise ValueError(
-                f"k: expected at least {largest}, the right references of a query, for "
-                f"{' and '.join(sorted(at_r))}, "
-                f'got {self.k}; pass k="max_bin_count", or leave it out'
+                f"k: expected at least {most}, the right references of a query, for metrics at R, got {self.k}; "
+                'pass k="max_bin_count", or leave it out'
             )
-        return int(self.k)
+        ranks = count_ranks(
+            *(queries, references, right),
+            normalize=normalize,
+            whole_groups=self.group_rule == "all",
+            max_rank=inf if "mean_reciprocal_rank" in names else self.max_rank,
+            device=self.device,
+            share=self._share,
+        )
+        nearest, average_precision, r_precision = self._sum(ranks)[:, asked]
+        reciprocal = (nearest <= neighbours) / nearest
+        own = queries.labels[asked], nearest, reciprocal, average_precision, r_precision
+        return Ranks(*own, queries.rows[asked])
 
-    # Under PML's names. A mean over no query needs the labels of all.
+    def _share(self, blocks: Sequence[Tensor]) -> Iterable[Tensor]:
+        """The blocks that this process ranks."""
+        if self.accelerator is not None:
+            blocks = blocks[self.accelerator.process_index :: self.accelerator.num_processes]
+        return self.progress(blocks)
 
-    def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        return self._mean(ranks.nearest <= K, ranks, query_labels)
-
-    def calculate_precision_at_1(self, **given: Any) -> Any:
-        return self._recall(1, **given)
-
-    def calculate_mean_reciprocal_rank(
-        self, ranks: Ranks, query_labels: Tensor, k: float, **_: Any
-    ) -> Any:
-        return self._mean((ranks.nearest <= k) / ranks.nearest, ranks, query_labels)
-
-    def calculate_mean_average_precision_at_r(
-        self, ranks: Ranks, query_labels: Tensor, **_: Any
-    ) -> Any:
-        return self._mean(ranks.average_precision, ranks, query_labels)
-
-    def calculate_r_precision(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        return self._mean(ranks.r_precision, ranks, query_labels)
-
-    def _mean(self, values: Tensor, ranks: Ranks, query_labels: Tensor) -> Any:
-        """Mean over queries, or the means over each class's queries, in order, or the mean of these."""
-        values = values.double()
-        if not (self.avg_of_avgs or self.return_per_class) or len(values) == 0:
-            mean = values.mean().item()
-            return [mean] * len(torch.unique(query_labels)) if self.return_per_class else mean
-        classes, index = torch.unique(ranks.labels, return_inverse=True)
-        sums = values.new_zeros(len(classes)).index_add_(0, index, values)
-        means = sums / index.bincount()
-        return means.tolist() if self.return_per_class else means.mean().item()
+    def _sum(self, values: Tensor) -> Tensor:
+        """Sum over the processes, on the CPU; exact, since all summands except one are zero."""
+        if self.accelerator is not None and self.accelerator.num_processes > 1:
+            values = self.accelerator.reduce(values.to(self.accelerator.device), "sum")
+        return values.cpu()
 
 
-def _checked_labels(name: str, vectors: Tensor, labels: Tensor) -> Tensor:
-    """Labels of checked vectors, on the CPU."""
+def _checked(name: str, vectors: Any, labels: Any, groups: Any, first: int = 0) -> Rows:
+    """All rows of a matrix, with labels and groups on the CPU. By default each row is a group, from `first` on."""
+    vectors, labels, groups = map(c_f.numpy_to_torch, (vectors, labels, groups))
     if vectors.ndim != 2 or vectors.numel() == 0:
         raise ValueError(
             f"{name}: expected (n, D) with at least one row and column, got shape {tuple(vectors.shape)}"
         )
-    if labels.shape != (len(vectors),):
+    n, rows = len(vectors), torch.arange(len(vectors))
+    if labels.shape != (n,):
         raise ValueError(
-            f"{name}: expected {len(vectors)} labels, one for each row, got shape {tuple(labels.shape)}"
+            f"{name}: expected {n} labels, one for each row, got shape {tuple(labels.shape)}"
         )
     if not isfinite(largest_entry(vectors)):  # on all processes, or the others would wait
         raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
+    groups = rows + first if groups is None else groups
+    if groups.shape != (n,) or groups.is_floating_point():
+        argument = "groups" if name == "vectors" else f"{name}_groups"
+        raise ValueError(
+            f"{argument}: expected {n} integers, got {groups.dtype} of shape {tuple(groups.shape)}"
+        )
     # With float32, integers beyond 2^24 would lose digits.
-    return labels.cpu().double() if labels.is_floating_point() else labels.cpu()
+    labels = labels.double() if labels.is_floating_point() else labels.long()
+    return Rows(vectors, rows, labels.cpu(), groups.cpu().long())
 
 
-def _checked_groups(name: str, groups: Tensor | None, n: int) -> Tensor | None:
-    """Groups on the CPU."""
-    if groups is not None and (groups.shape != (n,) or groups.is_floating_point()):
+def _chosen(name: str, chosen: Tensor | None, rows: Rows) -> Rows:
+    if chosen is None:
+        return rows
+    if chosen.dtype != torch.bool or chosen.shape != rows.rows.shape:
         raise ValueError(
-            f"{name}: expected {n} integers, got {groups.dtype} of shape {tuple(groups.shape)}"
+            f"{name}: expected {len(rows.rows)} booleans, got {chosen.dtype} of shape {tuple(chosen.shape)}"
         )
-    return None if groups is None else groups.cpu().long()
-
-
-def _mask(name: str, chosen: Tensor | None, n: int) -> Tensor:
-    chosen = torch.ones(n, dtype=torch.bool) if chosen is None else chosen
-    if chosen.dtype != torch.bool or chosen.shape != (n,):
-        raise ValueError(
-            f"{name}: expected {n} booleans, got {chosen.dtype} of shape {tuple(chosen.shape)}"
-        )
-    return chosen.cpu()
+    chosen = chosen.cpu()
+    return Rows(rows.vectors, rows.rows[chosen], rows.labels[chosen], rows.groups[chosen])

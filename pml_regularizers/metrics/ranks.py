@@ -23,10 +23,8 @@ its tiles, a matrix product may round equal columns differently.)
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import reduce
 from math import frexp
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,149 +44,108 @@ PART = 1024  # rows prepared at a time
 class Ranks(NamedTuple):
     """Results of the queries that have right references, (q,) each; in float64, except for labels and rows.
 
-    `nearest` is the rank of the nearest right reference: exact up to `max_rank`, else some larger rank. `rows` are
-    the places of the queries among all rows.
+    `nearest` is the rank of the nearest right reference: exact as far as a metric needs it, else some larger rank.
+    `reciprocal_rank` is 1 / nearest, or 0 beyond the neighbours that count. `rows` are the places of the queries.
     """
 
+    labels: Tensor
     nearest: Tensor
+    reciprocal_rank: Tensor
     average_precision: Tensor
     r_precision: Tensor
-    labels: Tensor
     rows: Tensor
 
 
-@dataclass
-class QuerySharding:
-    """The processes and the device that compute ranks; `RankAccuracyCalculator` explains the arguments."""
+class Rows(NamedTuple):
+    """Queries or references: n rows of a matrix of finite numbers, which is not copied."""
 
-    device: torch.device
-    accelerator: Any = None
-    progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum over the processes, on the CPU."""
-        if self.accelerator is not None and self.accelerator.num_processes > 1:
-            values = self.accelerator.reduce(values.to(self.accelerator.device), "sum")
-        return values.cpu()
-
-    def share(self, blocks: Sequence[Tensor]) -> Iterable[Tensor]:
-        """The blocks that this process ranks."""
-        if self.accelerator is not None:
-            blocks = blocks[self.accelerator.process_index :: self.accelerator.num_processes]
-        return self.progress(blocks)
-
-
-def count_ranks(
-    parts: Sequence[Tensor],
-    labels: Tensor,
-    is_query: Tensor,
-    is_reference: Tensor,
-    *,
-    normalize: bool,
-    max_rank: int,
-    sharing: QuerySharding,
-    groups: Tensor | None = None,
-    whole_groups: bool = False,
-) -> Ranks:
-    """Find the ranks of each query's right references among all references.
-
-    Args:
-        parts: Finite (n_i, D): the rows of one matrix, which is never made.
-        labels: (n,).
-        is_query, is_reference: (n,) bool. A query that is also a reference is left out of its own ranking.
-        normalize: Compare the L2-normalised rows.
-        max_rank: Largest rank of the nearest that must be exact.
-        sharing: The processes that call this, all with the same arguments.
-        groups: (n,). References of a query's class and group are left out of its ranking.
-        whole_groups: Leave out those of its group and of other classes, too.
-    """
-    plan = _Plan.of(labels, is_query, is_reference, groups)
-    rows = _prepared(parts, plan.order, normalize, sharing)
-    references = rows[: plan.references]
-    blocks = plan.blocks(rows.element_size())
-    exact = torch.float64
-    results = torch.zeros(3, len(plan.queries), dtype=exact, device=device_for(exact, rows.device))
-    halves = torch.cat([part.square().sum(dim=1) / 2 for part in torch.split(references, PART)])
-    distances = rows.new_empty(max(map(len, blocks), default=0), len(references))
-    groups = plan.groups.to(rows.device)
-    with _full_precision():
-        for block in sharing.share(blocks):
-            queries = plan.queries[block].to(rows.device)
-            out = distances[: len(queries)]
-            torch.addmm(halves, rows[queries], references.T, alpha=-1, out=out)
-            if whole_groups:
-                out.masked_fill_(groups[queries, None] == groups[: len(references)], torch.inf)
-            places, no_right, R = (part.to(rows.device) for part in plan.right(block))
-            results[:, block] = _measured(out, places, no_right, R, max_rank)
-    # Exact: all summands except one are zero.
-    nearest, average_precision, r_precision = sharing.sum(results)
-    queries = plan.order[plan.queries]
-    return Ranks(nearest, average_precision, r_precision, labels[queries], queries)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Order of the rows for ranking: references first, class by class, then the other queries."""
-
-    order: Tensor  # the row at each place, without rows that are neither query nor reference
-    references: int  # number of references
-    # Places (q,) of the queries that have right references, sorted by the number of these: alike in a block.
-    queries: Tensor
-    first: Tensor  # (q,), the place where each query's class begins among the references
-    count: Tensor  # (q,), the size of that class
-    right_count: Tensor  # (q,), how many of it are in the query's ranking
-    groups: Tensor  # the group at each place; without groups, each row is one
-
-    @classmethod
-    def of(
-        cls, labels: Tensor, is_query: Tensor, is_reference: Tensor, groups: Tensor | None
-    ) -> "_Plan":
-        right = count_right(labels, is_reference, groups)
-        classes, index = torch.unique(labels, return_inverse=True)
-        order = ((~is_reference).long() * len(classes) + index).argsort(stable=True)
-        order = order[(is_query | is_reference)[order]]
-        references = int(is_reference.sum())
-        index = index[order]
-        counts = index[:references].bincount(minlength=len(classes))
-        queries = (is_query & (right > 0))[order].nonzero().flatten()
-        queries = queries[counts[index[queries]].argsort(stable=True)]
-        first, of_query = counts.cumsum(0) - counts, index[queries]
-        groups = order if groups is None else groups[order]
-        found = first[of_query], counts[of_query], right[order[queries]]
-        return cls(order, references, queries, *found, groups)
-
-    def blocks(self, itemsize: int) -> list[Tensor]:
-        """Blocks of queries to rank together, the same for any number of processes."""
-        if len(self.queries) == 0:
-            return []
-        size = BLOCK_BYTES // (itemsize * self.references + PER_RIGHT * int(self.count.max()))
-        return list(torch.split(torch.arange(len(self.queries)), min(max(size, 1), BLOCK_ROWS)))
-
-    def right(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Places (b, C) of each query's class, a mask of places that do not count, and the number (b,) that do."""
-        queries, first, count = (x[block, None] for x in (self.queries, self.first, self.count))
-        nth = torch.arange(int(count.max()))
-        places = first + nth.minimum(count - 1)
-        no_right = (nth >= count) | (self.groups[places] == self.groups[queries])
-        return places, no_right, self.right_count[block]
+    vectors: Tensor  # (m, D)
+    rows: Tensor  # (n,), which of them
+    labels: Tensor  # (n,)
+    groups: Tensor  # (n,); references of a query's class and group are left out of its ranking
 
 
 def count_right(labels: Tensor, is_reference: Tensor, groups: Tensor | None = None) -> Tensor:
     """The number (n,) of right references in each row's ranking: of its class, and not of its group.
 
-    Without groups, only the row itself is left out.
+    Args:
+        labels, groups: (n,). By default each row is a group.
+        is_reference: (n,) bool.
     """
-    classes, index = torch.unique(labels, return_inverse=True)
-    right: Tensor = index[is_reference].bincount(minlength=len(classes))[index]
-    if groups is None:
-        return right - is_reference.long()
-    both, index = torch.unique(torch.stack([index, groups], dim=1), dim=0, return_inverse=True)
-    left: Tensor = index[is_reference].bincount(minlength=len(both))[index]
-    return right - left
+
+    def alike(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Which rows are alike, as numbers below n, and how many references each row is like."""
+        _, numbers = torch.unique(x, return_inverse=True)
+        return numbers, numbers[is_reference].bincount(minlength=len(x))[numbers]
+
+    groups = torch.arange(len(labels)) if groups is None else groups
+    (classes, right), (groups, _) = alike(labels), alike(groups)
+    return right - alike(classes * len(labels) + groups)[1]
+
+
+def count_ranks(
+    queries: Rows,
+    references: Rows,
+    right: Tensor,
+    *,
+    normalize: bool,
+    whole_groups: bool,
+    max_rank: float,
+    device: torch.device,
+    share: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+) -> Tensor:
+    """Find the ranks of each query's right references among all references.
+
+    Args:
+        queries, references: The rows.
+        right: (q,), from `count_right`. Queries without right references are not ranked.
+        normalize: Compare the L2-normalised rows.
+        whole_groups: Leave out references of a query's group and of other classes, too.
+        max_rank: Largest rank of the nearest that must be exact.
+        device: Where to rank.
+        share: The blocks of queries to rank here, of all; the others' results stay zero.
+
+    Returns:
+        (3, q), in float64: rank of the nearest right one, average precision and precision among the R nearest.
+    """
+    asked = right.nonzero().flatten()
+    if len(asked) == 0:
+        return torch.zeros(3, len(right), dtype=torch.float64)
+    compared = _comparison(queries.vectors, references, normalize, device)
+    labels, order = references.labels.sort(stable=True)  # class by class
+    rows = compared(references.vectors, order[:0]).new_empty(len(order), queries.vectors.shape[1])
+    for part, own in zip(torch.split(rows, PART), torch.split(order, PART), strict=True):
+        part.copy_(compared(references.vectors, references.rows[own]))
+    halves = torch.cat([part.square().sum(dim=1) / 2 for part in torch.split(rows, PART)])
+    groups, query_groups = references.groups[order].to(rows.device), queries.groups.to(rows.device)
+
+    labels = labels.to(torch.promote_types(labels.dtype, queries.labels.dtype))
+    asked_for = queries.labels.to(labels.dtype)
+    first = torch.searchsorted(labels, asked_for)  # where its class begins
+    count = torch.searchsorted(labels, asked_for, right=True) - first
+    # Queries with classes of a size are alike in a block. The blocks are the same for any number of processes.
+    asked = asked[count[asked].argsort(stable=True)]
+    size = rows.element_size() * len(rows) + PER_RIGHT * int(count.max())
+    blocks = torch.split(asked, min(max(BLOCK_BYTES // size, 1), BLOCK_ROWS))
+    results = in_float64(rows.new_zeros(3, len(right)))
+    distances = rows.new_empty(len(blocks[0]), len(rows))
+    with _full_precision():
+        for block in share(blocks):
+            query, out = compared(queries.vectors, queries.rows[block]), distances[: len(block)]
+            torch.addmm(halves, query, rows.T, alpha=-1, out=out)
+            group = query_groups[block.to(rows.device), None]
+            if whole_groups:
+                out.masked_fill_(group == groups, torch.inf)
+            last, nth = (count[block] - 1)[:, None], torch.arange(int(count[block].max()))
+            places = (first[block, None] + nth.minimum(last)).to(rows.device)
+            no_right = (nth > last).to(rows.device) | (groups[places] == group)
+            R = right[block].to(rows.device)
+            results[:, block] = _measured(out, places, no_right, R, max_rank)
+    return results
 
 
 def _measured(
-    distances: Tensor, places: Tensor, no_right: Tensor, R: Tensor, max_rank: int
+    distances: Tensor, places: Tensor, no_right: Tensor, R: Tensor, max_rank: float
 ) -> Tensor:
     """(3, b): rank of the nearest right reference, average precision and precision among the R nearest.
 
@@ -223,46 +180,35 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
     return torch.cat([candidates, rest], dim=1).topk(k, largest=False).values
 
 
-def taken_rows(parts: Sequence[Tensor], index: Tensor) -> list[Tensor]:
-    """Rows of the parts, indexed as in one matrix; one tensor for each part."""
-    taken, start = [], 0
-    for part in parts:
-        inside = index[(index >= start) & (index < start + len(part))] - start
-        taken.append(part[inside.to(part.device)])
-        start += len(part)
-    return taken
-
-
-def _prepared(
-    parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: QuerySharding
-) -> Tensor:
-    """The vectors to compare, in the plan's order."""
-    dtype = reduce(torch.promote_types, (part.dtype for part in parts), torch.float32)
-    device = device_for(dtype, sharing.device)
-    out = torch.empty(len(order), parts[0].shape[1], dtype=dtype, device=device)
+def _comparison(
+    queries: Tensor, references: Rows, normalize: bool, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Function of a matrix and the numbers of some rows: these rows, as they are compared."""
+    dtype = torch.promote_types(queries.dtype, references.vectors.dtype)
+    dtype = torch.promote_types(dtype, torch.float32)
+    device = device_for(dtype, device)
     # A power of two, so that nothing is rounded; squares neither overflow nor vanish.
-    limit = frexp(torch.finfo(out.dtype).max)[1] - 2
-    scale = 2.0 ** -min(max(frexp(largest_entry(*parts))[1], -limit), limit)
+    limit = frexp(torch.finfo(dtype).max)[1] - 2
+    largest = max(largest_entry(queries), largest_entry(references.vectors))
+    scale = 2.0 ** -min(max(frexp(largest)[1], -limit), limit)
 
-    def compared(index: Tensor) -> Tensor:
-        rows = torch.cat([part.to(out) for part in taken_rows(parts, index)])
+    def scaled(vectors: Tensor, rows: Tensor) -> Tensor:
+        x = vectors[rows.to(vectors.device)].to(device, dtype)
         # First each by its own largest entry, or small vectors would vanish beside large ones.
         if normalize:
-            entries = rows.abs().amax(dim=1, keepdim=True)
-            return unit_rows(rows / entries.clamp(min=torch.finfo(out.dtype).tiny))
-        return rows * scale
+            entries = x.abs().amax(dim=1, keepdim=True)
+            return unit_rows(x / entries.clamp(min=torch.finfo(dtype).tiny))
+        return x * scale
 
-    sample = order[:: max(len(order) // SAMPLE, 1)]
-    origin = compared(sample).median(dim=0).values  # which a few vectors far away do not move
-    for index, part in zip(torch.split(order, PART), torch.split(out, PART), strict=True):
-        part.copy_(compared(index) - origin)
-    return out
+    sample = references.rows[:: max(len(references.rows) // SAMPLE, 1)]
+    # Which a few vectors far away do not move.
+    origin = scaled(references.vectors, sample).median(dim=0).values
+    return lambda vectors, rows: scaled(vectors, rows) - origin
 
 
-def largest_entry(*parts: Tensor) -> float:
+def largest_entry(x: Tensor) -> float:
     """The largest magnitude; NaN or inf if there is one."""
-    ends = torch.stack([in_float64(end).cpu() for part in parts for end in torch.aminmax(part)])
-    return float(ends.abs().max())
+    return float(torch.stack([in_float64(end).cpu() for end in torch.aminmax(x)]).abs().max())
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import pytest
 import pml_regularizers
 
 LIBRARY = Path(pml_regularizers.__file__).parent
-LAYERS = ("functional", "unoptimized", "distributed", "features", "heads", "regularizers", "losses")
+LAYERS = ("offered", "functional", "unoptimized", "distributed", "features", "heads")
+LAYERS += ("regularizers", "losses")
 """Folders and modules, from the lowest."""
 ALONE = ("metrics", "chunked_batch", "gradient_cache", "optimizer_groups", "gradient_ratios")
 """What no layer imports."""

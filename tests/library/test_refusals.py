@@ -184,7 +184,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: accuracy(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),
     (lambda: accuracy(X, LABELS, queries=LABELS), "queries: expected 6 booleans, got torch"),
     (lambda: accuracy(X, LABELS, groups=LABELS[:2]), r"groups: expected 6 integers, .* \(2,\)"),
-    (lambda: calculator(group_rule="camera"), "group_rule: expected 'class' or 'all', got 'cam"),
+    (lambda: calculator(group_rule="camera"), "group_rule: expected one of class, all; got 'cam"),
     (
         lambda: calculator().get_accuracy(X, LABELS, X, LABELS, query_groups=LABELS),
         "query_groups, reference_groups: expected both or none, got one",

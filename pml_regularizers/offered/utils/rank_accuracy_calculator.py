@@ -1,3 +1,4 @@
+from collections import namedtuple
 from functools import partial
 
 import torch
@@ -5,12 +6,17 @@ import torch
 from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils.accuracy_calculator import (
     AccuracyCalculator,
-    maybe_get_avg_of_avgs,
     nan_accuracy,
 )
 
 # The number of distances that are in memory at once
 BLOCK_SIZE = 2**24
+
+# One value for each query that has right references
+Ranks = namedtuple(
+    "Ranks",
+    ["labels", "nearest", "reciprocal_rank", "average_precision", "r_precision"],
+)
 
 
 def get_block_ranks(mat, is_right, num_right):
@@ -41,30 +47,6 @@ def get_block_ranks(mat, is_right, num_right):
     return nearest, map_at_r, r_precision
 
 
-def get_ranks(query, reference, query_labels, reference_labels, ref_includes_query):
-    """
-    Returns: the labels of the queries which have right references, and for each of
-                them the rank of the nearest one, MAP@R, and R-precision
-    """
-    output = []
-    block_size = max(1, BLOCK_SIZE // len(reference))
-    for start in range(0, len(query), block_size):
-        block = slice(start, start + block_size)
-        labels = query_labels[block]
-        is_right = labels.unsqueeze(1) == reference_labels.unsqueeze(0)
-        mat = torch.cdist(query[block], reference)
-        if ref_includes_query:
-            rows = c_f.torch_arange_from_size(labels)
-            is_right[rows, rows + start] = False
-            mat[rows, rows + start] = float("inf")
-        num_right = torch.sum(is_right, dim=1)
-        keep = num_right > 0
-        if torch.any(keep):
-            ranks = get_block_ranks(mat[keep], is_right[keep], num_right[keep])
-            output.append((labels[keep],) + ranks)
-    return [torch.cat(x, dim=0) for x in zip(*output)]
-
-
 class RankAccuracyCalculator(AccuracyCalculator):
     def __init__(
         self,
@@ -85,9 +67,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
         )
         # The only metric which needs all ranks
         del self.original_function_dict["mean_average_precision"]
-        for k in recall_at:
-            name = "recall_at_{}".format(k)
-            self.original_function_dict[name] = partial(self.recall_at_k, k)
+        recalls = {
+            "recall_at_{}".format(k): partial(self.recall_at_k, k) for k in recall_at
+        }
+        self.original_function_dict = {**recalls, **self.original_function_dict}
         self.check_primary_metrics(include, exclude)
         self.original_function_dict = self.get_function_dict(include, exclude)
         self.curr_function_dict = self.get_function_dict()
@@ -97,35 +80,66 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
     def _get_accuracy(self, function_dict, **kwargs):
         if any(x not in self.requires_clustering() for x in function_dict):
-            names = ["query", "reference", "query_labels", "reference_labels"]
-            args = [kwargs[x] for x in names]
-            kwargs["ranks"] = get_ranks(*args, kwargs["ref_includes_query"])
-            if len(kwargs["ranks"]) == 0:
+            kwargs["ranks"] = self.get_ranks(**kwargs)
+            if len(kwargs["ranks"].labels) == 0:
                 c_f.LOGGER.warning("None of the query labels are in the reference set.")
         return super()._get_accuracy(function_dict, **kwargs)
 
-    def average(self, get_values, ranks, query_labels):
-        if len(ranks) == 0:
+    def get_ranks(
+        self,
+        query,
+        reference,
+        query_labels,
+        reference_labels,
+        ref_includes_query,
+        **kwargs,
+    ):
+        """
+        Returns: the Ranks of the queries which have right references
+        """
+        empty = torch.zeros(0, dtype=torch.float64, device=query.device)
+        output = [(query_labels[:0], empty, empty, empty)]
+        block_size = max(1, BLOCK_SIZE // len(reference))
+        for start in range(0, len(query), block_size):
+            block = slice(start, start + block_size)
+            labels = query_labels[block]
+            is_right = labels.unsqueeze(1) == reference_labels.unsqueeze(0)
+            mat = torch.cdist(query[block], reference)
+            if ref_includes_query:
+                rows = c_f.torch_arange_from_size(labels)
+                is_right[rows, rows + start] = False
+                mat[rows, rows + start] = float("inf")
+            num_right = torch.sum(is_right, dim=1)
+            keep = num_right > 0
+            if torch.any(keep):
+                ranks = get_block_ranks(mat[keep], is_right[keep], num_right[keep])
+                output.append((labels[keep],) + ranks)
+        labels, nearest, map_at_r, r_precision = [torch.cat(x) for x in zip(*output)]
+        return Ranks(labels, nearest, 1 / nearest, map_at_r, r_precision)
+
+    def average(self, values, ranks, query_labels):
+        if len(values) == 0:
             return nan_accuracy(torch.unique(query_labels), self.return_per_class)
-        labels, nearest, map_at_r, r_precision = ranks
-        values = get_values(nearest, map_at_r, r_precision).type(torch.float64)
-        return maybe_get_avg_of_avgs(
-            values, labels.unsqueeze(1), self.avg_of_avgs, self.return_per_class
-        )
+        values = values.type(torch.float64)
+        if self.avg_of_avgs or self.return_per_class:
+            _, classes, counts = torch.unique(
+                ranks.labels, return_inverse=True, return_counts=True
+            )
+            sums = torch.zeros_like(values[: len(counts)])
+            values = sums.index_add(0, classes, values) / counts
+        return values.tolist() if self.return_per_class else torch.mean(values).item()
 
     def recall_at_k(self, k, ranks, query_labels, **kwargs):
-        return self.average(lambda nearest, *_: nearest <= k, ranks, query_labels)
+        return self.average(ranks.nearest <= k, ranks, query_labels)
 
-    def calculate_precision_at_1(self, ranks, query_labels, **kwargs):
-        return self.recall_at_k(1, ranks, query_labels)
+    def calculate_precision_at_1(self, **kwargs):
+        return self.recall_at_k(1, **kwargs)
 
     def calculate_mean_reciprocal_rank(self, ranks, query_labels, **kwargs):
-        return self.average(
-            lambda nearest, *_: 1 / nearest.type(torch.float64), ranks, query_labels
-        )
+        return self.average(ranks.reciprocal_rank, ranks, query_labels)
 
     def calculate_mean_average_precision_at_r(self, ranks, query_labels, **kwargs):
-        return self.average(lambda _, map_at_r, __: map_at_r, ranks, query_labels)
+        return self.average(ranks.average_precision, ranks, query_labels)
 
     def calculate_r_precision(self, ranks, query_labels, **kwargs):
-        return self.average(lambda _, __, r_precision: r_precision, ranks, query_labels)
+        return self.average(ranks.r_precision, ranks, query_labels)
