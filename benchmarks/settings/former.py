@@ -84,14 +84,30 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
     """`reducer=SumReducer()` was `reduction="ordered_sum"`, and the reducer had no effect."""
     if "reduction" in arguments:
         return arguments
-    reducer = arguments.get("reducer") or {}
-    path = str(reducer.get("class_path", ""))
-    if not (path.startswith("pytorch_metric_learning.") and path.endswith(".SumReducer")):
+    if not _sums(arguments):
         return {**arguments, "reduction": "mean"}
-    path = "pytorch_metric_learning.reducers.mean_reducer.MeanReducer"
-    given = {name: of for name, of in (reducer.get("init_args") or {}).items() if of is not None}
-    mean = {"class_path": path, "init_args": {"collect_stats": False, **given}}
+    mean = _former_reducer("mean_reducer.MeanReducer", arguments)
     return {**arguments, "reduction": "ordered_sum", "reducer": mean}
+
+
+def _stated_sum(arguments: Arguments) -> Arguments:
+    """`reducer=SumReducer()` was the default, known by the path of its module."""
+    if not _sums(arguments):
+        return arguments
+    return {**arguments, "reducer": _former_reducer("sum_reducer.SumReducer", arguments)}
+
+
+def _sums(arguments: Arguments) -> bool:
+    path = str((arguments.get("reducer") or {}).get("class_path", ""))
+    return path.startswith("pytorch_metric_learning.") and path.endswith(".SumReducer")
+
+
+def _former_reducer(name: str, arguments: Arguments) -> Arguments:
+    """A default reducer, as it was described, with what is given to today's."""
+    given = arguments["reducer"].get("init_args") or {}
+    stated = {name: value for name, value in given.items() if value is not None}
+    path = f"pytorch_metric_learning.reducers.{name}"
+    return {"class_path": path, "init_args": {"collect_stats": False, **stated}}
 
 
 def _order_1(arguments: Arguments) -> Arguments:
@@ -114,6 +130,7 @@ _HORDE = Former(
 )
 
 CLASSES: dict[str, Former] = {
+    "BinomialDevianceLoss": Former(rewrite=_stated_sum),
     "CosinePowersLoss": Former(renamed={"power_weights": ("power_weight", {})}),
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
     "HORDELoss": _HORDE,

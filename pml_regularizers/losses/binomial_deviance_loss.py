@@ -2,18 +2,17 @@
 
     L_i = mean_{j in P_i} log(1 + exp(-alpha (s_ij - beta))) + mean_{j in N_i} log(1 + exp(alpha C (s_ij - beta)))
 
-with s the cosine similarity, P_i the other images of i's class and N_i those of other classes. HORDE (ICCV 2019)
-uses this loss in its Tables 1 to 5; the settings and the sum over the anchors i are those of the authors' code.
-An anchor without positives adds only its negatives, and vice versa.
+with s the cosine similarity, P_i the other images of i's class and N_i those of other classes; the loss is the mean
+over the anchors i. HORDE (ICCV 2019) uses it in its Tables 1 to 5; the settings are those of the authors' code, which
+sums over the anchors: `reducer=SumReducer()`. An anchor without positives adds only its negatives, and vice versa.
 
-ECAML (AAAI 2019) sums over the pairs instead, its eq. 10: `balanced=False`. Read literally, the equation also
-pairs each image with itself, a constant; it is left out.
+ECAML (AAAI 2019) sums over anchors and pairs, its eq. 10: `balanced=False, reducer=SumReducer()`. Read literally, the
+equation also pairs each image with itself, a constant; it is left out.
 """
 
 from typing import Any
 
 from pytorch_metric_learning.distances import CosineSimilarity
-from pytorch_metric_learning.reducers import SumReducer
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,8 +31,8 @@ class BinomialDevianceLoss(PairLoss):
             over them, ECAML's eq. 10.
         **kwargs: `distance`, `reducer`, `collect_stats`, `embedding_regularizer`, as in any PML loss.
 
-    Default distance: `CosineSimilarity()`. Default reducer: `SumReducer()`, so the value grows with the
-    batch; `MeanReducer()`, and `DivisorReducer()` alike, averages over the anchors instead.
+    Default distance: `CosineSimilarity()`. Default reducer: `MeanReducer()`, over the anchors. With the papers'
+    `SumReducer()`, the value grows with the batch, and beside a regularizer that averages so does its weight.
     Reducer input: **loss**, one value per anchor, reduction type "element".
 
     Shape:
@@ -44,7 +43,7 @@ class BinomialDevianceLoss(PairLoss):
         >>> import torch
         >>> loss = BinomialDevianceLoss()
         >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-        tensor(5.2530)
+        tensor(1.3133)
     """
 
     def __init__(
@@ -80,9 +79,6 @@ class BinomialDevianceLoss(PairLoss):
 
     def get_default_distance(self) -> Any:
         return CosineSimilarity()
-
-    def get_default_reducer(self) -> Any:
-        return SumReducer()
 
 
 def _softplus(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor
 from torch.func import functional_call
 
@@ -71,6 +72,7 @@ def test_unmined_losses(name: str, labels: Tensor) -> None:
 def test_horde_binomial_is_the_class_with_its_own_tests() -> None:
     loss, _ = documented("horde_binomial")
     assert isinstance(loss, BinomialDevianceLoss) and loss.balanced
+    assert isinstance(loss.reducer, SumReducer)
 
 
 @either

@@ -198,10 +198,10 @@ LOSSES: dict[str, Case] = {
     **{
         name: Case(make, expected.of_embeddings(oracle), tuples=True)
         for name, make, oracle in (
-            ("binomial", BinomialDevianceLoss, binomial_deviance),
+            ("binomial", BinomialDevianceLoss, lambda x, y: binomial_deviance(x, y) / len(y)),
             (
                 "binomial, summed",
-                partial(BinomialDevianceLoss, balanced=False),
+                partial(BinomialDevianceLoss, balanced=False, reducer=reducers.SumReducer()),
                 base_losses.ecaml_binomial,
             ),
             ("contrastive", CosineContrastiveLoss, base_losses.horde_contrastive),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor, nn
 
 from benchmarks.building.controls import (
@@ -35,7 +36,7 @@ def value_of(loss: nn.Module, features: Tensor) -> Tensor:
 
 
 def deviance(power: float = 1) -> BinomialDevianceLoss:
-    return BinomialDevianceLoss(distance=CosineSimilarity(power=power))
+    return BinomialDevianceLoss(distance=CosineSimilarity(power=power), reducer=SumReducer())
 
 
 @pytest.mark.parametrize(
