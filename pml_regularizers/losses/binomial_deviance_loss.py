@@ -2,11 +2,11 @@
 
     L_i = mean_{j in P_i} log(1 + exp(-alpha (s_ij - beta))) + mean_{j in N_i} log(1 + exp(alpha C (s_ij - beta)))
 
-with s the cosine similarity, P_i the other images of i's class and N_i those of other classes; the loss is the mean
-over the anchors i. HORDE (ICCV 2019) uses it in its Tables 1 to 5; the settings are those of the authors' code, which
+with s the cosine similarity, P_i the other images of i's class and N_i those of other classes; the mean over the
+anchors i. HORDE (ICCV 2019) uses it in its Tables 1 to 5; the settings are those of the authors' code, which
 sums over the anchors: `reducer=SumReducer()`. An anchor without positives adds only its negatives, and vice versa.
 
-ECAML (AAAI 2019) sums over anchors and pairs, its eq. 10: `balanced=False, reducer=SumReducer()`. Read literally, the
+ECAML (AAAI 2019) sums over anchors and pairs, eq. 10: `balanced=False, reducer=SumReducer()`. Read literally, the
 equation also pairs each image with itself, a constant; it is left out.
 """
 
