@@ -5,7 +5,6 @@ more are those of the call, `loss(embeddings, labels, features=feature_map)`, or
 `loss.attach(head)`, once, and trainers, testers, miners and `MultipleLosses` work unchanged.
 """
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,31 +12,22 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..distributed import matches_batch, own_embeddings, world_size
-from ..functional.checks import one_of
+from ..distributed import matches_batch, world_size
 from ..functional.precision import full_precision
 from ..unoptimized import watch
-from .feature_maps import FeatureModule, masked_mean, to_tokens
-from .feature_tap import (
-    Features,
-    FeatureTap,
-    MissingFeaturesError,
-    ThreadLists,
-    first_tensor,
-    floating,
-)
+from .feature_maps import FeatureModule, first_tensor, floating
+from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadStack
 
 Loss = TypeVar("Loss", bound=nn.Module)
 Source = nn.Module | Mapping[str, nn.Module]
 Given = Features | Mapping[str, Features]
 
-_calls = ThreadLists(1)
-"""The losses being called in this thread, with their features. Context variables would break compiled graphs."""
+_calls = ThreadStack()
+"""The losses being called in this thread, with their features."""
 
 
 class FeatureLoss(BaseMetricLossFunction):
@@ -51,26 +41,16 @@ class FeatureLoss(BaseMetricLossFunction):
     feature_names: tuple[str, ...] = ("feature_map",)
     """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
 
-    _pool: str | None = None
     frozen_features = False
     """True if features that are passed carry no gradient on purpose, and nothing is to be told of it."""
 
     takes_reference = False
     """True if `ref_emb` and `ref_labels` reach `compute_loss`."""
 
-    __jit_ignored_attributes__ = ("feature_names", "kernels", "tap", "_prefix_tokens")
-    __jit_unused_properties__ = ("features", "named_features")
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tap: FeatureTap | None = None
         """Source of the features when `features=` is not passed."""
-
-    def set_reducer(self, reducer: Any) -> None:
-        super().set_reducer(reducer)
-        own = self.get_submodule("reducer")
-        if own is not reducer and isinstance(own, MultipleReducers):
-            self.reducer: nn.Module = _SummedReducers(dict(own.reducers.items()))
 
     def attach(
         self,
@@ -98,18 +78,9 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if `source` is none of these, lacks a stage, or contains several heads; without an
                 `embedder`, if its stages are no children of an `EmbeddingHead`.
         """
-        if pool is not None:
-            one_of("pool", pool, ["avg"])
         stages = self._stages(source)
-        return self._listen(stages, FeatureTap(stages, embedder=embedder, frozen=frozen), pool)
-
-    def _listen(self, stages: Mapping[str, nn.Module], tap: FeatureTap, pool: str | None) -> Self:
+        tap = FeatureTap(stages, embedder=embedder, frozen=frozen, pool=pool)
         self.detach().tap = tap
-        self._pool = pool
-        stage = stages.get("pooled" if pool else "feature_map")
-        self._channels_last = getattr(stage, "output_fmt", "") == "NHWC"  # timm's
-        prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
-        self._prefix_tokens: int | None = prefix  # None: not known
         return self
 
     def _stages(self, source: Source) -> dict[str, nn.Module]:
@@ -154,10 +125,9 @@ class FeatureLoss(BaseMetricLossFunction):
     @property
     def named_features(self) -> Any:
         """The same, always a dict by the names in `feature_names`; None outside a call."""
-        (calls,) = _calls.lists
+        calls = _calls.stack
         return calls[-1][1] if calls and calls[-1][0] is self else None
 
-    @torch.jit.unused
     def forward(
         self,
         embeddings: Tensor,
@@ -209,9 +179,6 @@ class FeatureLoss(BaseMetricLossFunction):
             given = {}
         elif self.tap is not None:
             given = self.tap.take(embeddings)
-            self._check_stages(given, embeddings)
-            if self._pool and "pooled" in given:
-                given["pooled"] = pooled_map(given["pooled"], self._channels_last)
         else:
             wanted = self.feature_names[0] if len(self.feature_names) == 1 else "{...}"
             raise MissingFeaturesError(
@@ -226,13 +193,12 @@ class FeatureLoss(BaseMetricLossFunction):
                     f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}; call the "
                     "loss with embeddings and features of the same samples, and of whole passes"
                 )
-        (calls,) = _calls.lists
-        calls.append((self, tree_map(full_precision, given)))
+        _calls.stack.append((self, tree_map(full_precision, given)))
         try:
             with torch.autocast(embeddings.device.type, enabled=False):
                 yield
         finally:
-            calls.pop()
+            _calls.stack.pop()
 
     def _by_name(self, features: Given) -> dict[str, Any]:
         names = self.feature_names
@@ -260,42 +226,6 @@ class FeatureLoss(BaseMetricLossFunction):
                     stacklevel=2,
                 )
 
-    def _check_stages(self, features: Mapping[str, Features], embeddings: Tensor) -> None:
-        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
-        own = own_embeddings(embeddings)
-        for name, value in features.items():
-            x = first_tensor(value)
-            if x.numel() == own.numel() > 0 and x.data_ptr() == own.data_ptr():
-                raise MissingFeaturesError(
-                    f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
-                    f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
-                )
-            if not (name == "feature_map" or (name == "pooled" and self._pool)) or x.ndim != 3:
-                continue
-            count, side = self._prefix_tokens, math.isqrt(x.shape[1])
-            if count is None:  # 14 * 14 + 1 of a vision transformer
-                count = int(side >= 3 and x.shape[1] == side * side + 1)
-            if count:
-                raise MissingFeaturesError(
-                    f"{name}: the {x.shape[1]} tokens of the tapped module include {count} that show no part "
-                    "of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
-                    f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
-                )
-
-
-class _SummedReducers(MultipleReducers):
-    """PML's sum of sub-losses, without the copy of each into a vector, which costs a GPU several launches."""
-
-    def forward(
-        self, loss_dict: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor
-    ) -> Tensor:
-        self.reset_stats()
-        values = []
-        for name, part in loss_dict.items():
-            value: Tensor = self.reducers[name]({name: part}, embeddings, labels)
-            values.append(value.to(embeddings.dtype).view(()))
-        return torch.stack(values).sum()
-
 
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
     """Base of the regularizers that compare classes and therefore need labels.
@@ -304,7 +234,6 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
     with `MultipleLosses({"metric": loss, "regularizer": regularizer}, weights={"metric": 1, "regularizer": w})`.
     """
 
-    @torch.jit.unused
     def forward(
         self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -336,40 +265,17 @@ def attach_all(
     Raises:
         ValueError: as `FeatureLoss.attach`, if one of them cannot be attached; then none is.
     """
-    if pool is not None:
-        one_of("pool", pool, ["avg"])
-    taps: dict[FeatureLoss, tuple[dict[str, nn.Module], FeatureTap]] = {}
+    taps: dict[FeatureLoss, FeatureTap] = {}
     for part in loss.modules():
         if isinstance(part, FeatureLoss) and part.feature_names:
             own = source
             if isinstance(source, Mapping):
                 own = {name: source[name] for name in part.feature_names if name in source}
             stages = part._stages(own)
-            taps[part] = stages, FeatureTap(stages, embedder=embedder, frozen=frozen)
-    for part, (stages, tap) in taps.items():
-        part._listen(stages, tap, pool)
+            taps[part] = FeatureTap(stages, embedder=embedder, frozen=frozen, pool=pool)
+    for part, tap in taps.items():
+        part.detach().tap = tap
     return loss
-
-
-def pooled_map(features: Any, channels_last: bool) -> Tensor:
-    """The average over positions of a map or of tokens, with an optional mask; pooled features as they are."""
-    x = first_tensor(features)
-    if x.ndim == 4:
-        square = x.shape[1] == x.shape[2] != x.shape[3]  # the map of a square image
-        return x.mean((1, 2) if channels_last or square else (2, 3))
-    if x.ndim == 3:
-        return masked_mean(*to_tokens(features, x.shape[2]))
-    return x
-
-
-_INSTEAD = {
-    "feature_map": "attach to the trunk, loss.attach(trunk, embedder=head)",
-    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2], embedder=head) for an "
-    "nn.Sequential",
-    "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
-    'features=fc(pooled.detach()), or choose gradient="all"',
-}
-"""What to tap instead of the embedder, by what is read."""
 
 
 def _named(value: Any) -> str:

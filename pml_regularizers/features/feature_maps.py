@@ -1,11 +1,15 @@
 """Feature maps: features at an image's positions, as maps or as tokens, and the networks that have them."""
 
+from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
 from ..functional.precision import full_precision
-from .feature_tap import HEADS, first_tensor
+
+HEADS: WeakSet[nn.Module] = WeakSet()
+"""The modules whose children are stages, and which return the embeddings themselves."""
 
 
 class FeatureModule(nn.Module):
@@ -83,3 +87,39 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     kept = mask.sum(dim=1, keepdim=True).clamp(min=1)
     total = full_precision(x).masked_fill(~mask.unsqueeze(2), 0).sum(dim=1)
     return (total / kept).to(x.dtype)
+
+
+def pooled_map(features: Any, channels_last: bool) -> Tensor:
+    """The average over positions of a map or of tokens, with an optional mask; pooled features as they are."""
+    x = first_tensor(features)
+    if x.ndim == 4:
+        square = x.shape[1] == x.shape[2] != x.shape[3]  # the map of a square image
+        return x.mean((1, 2) if channels_last or square else (2, 3))
+    if x.ndim == 3:
+        return masked_mean(*to_tokens(features, x.shape[2]))
+    return x
+
+
+def first_tensor(features: Any) -> Tensor:
+    """The tensor itself, or the first of a tuple; a ValueError for anything else."""
+    first = features[0] if isinstance(features, tuple) and features else features
+    if isinstance(first, Tensor):
+        return first
+    way_out = "attach the loss to a module that returns its features"
+    if isinstance(features, Mapping):  # Hugging Face's ModelOutput is one
+        name = floating(features, "last_hidden_state", "token_embeddings")
+        way_out = f"pass features=output.{name}, or attach the loss to a module that returns the tensor alone"
+        if name in ("last_hidden_state", "token_embeddings"):
+            way_out = (
+                f"pass features=(output.{name}, attention_mask), where the loss reads positions, or their average, "
+                f'or attach to the module in it that returns {name}, pool="avg" where pooled features are read'
+            )
+    raise ValueError(
+        f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
+    )
+
+
+def floating(output: Mapping[str, Any], *first: str) -> str:
+    """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
+    named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    return next((name for name in (*first, *named, *output) if name in output), "...")

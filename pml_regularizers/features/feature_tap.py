@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import own_embeddings, world_size
+from ..functional.checks import one_of
 from ..functional.precision import full_precision
+from .feature_maps import HEADS, first_tensor, pooled_map
 
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
@@ -32,52 +35,54 @@ class MissingFeaturesError(ValueError):
     """The loss needs features that it was not given, or that cannot be those of its embeddings."""
 
 
-class ThreadLists(threading.local):
-    """Some lists for each thread, empty in a copy. Compiled code may change them, but not set attributes."""
+class ThreadStack(threading.local):
+    """A list for each thread, empty in a copy. Compiled code may change a list, but no context variable."""
 
-    def __init__(self, count: int) -> None:
-        self.lists: list[list[Any]] = [[] for _ in range(count)]
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ThreadLists, (len(self.lists),)
+        return ThreadStack, ()
 
 
-_whole_passes = ThreadLists(1)
+_whole_passes = ThreadStack()
 """The backward passes, by number, inside which a network runs as a whole."""
 
 
 @contextmanager
 def recording_in_backward() -> Iterator[None]:
     """Record passes of the network that are made inside the backward pass under way."""
-    (tasks,) = _whole_passes.lists
-    tasks.append(torch._C._current_graph_task_id())
+    _whole_passes.stack.append(torch._C._current_graph_task_id())
     try:
         yield
     finally:
-        tasks.pop()
+        _whole_passes.stack.pop()
 
 
 _START, _END = "(", ")"  # of a call of the embedder
-HEADS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""The modules whose children are stages, and which return the embeddings themselves."""
 
 
 @dataclass(eq=False)
-class _Record:
-    """A call of a stage, by its name, or the start or the end of a call of the embedder."""
+class _Call:
+    """A call of a stage, by its name, or the start or the end of one of the embedder."""
 
     name: str
+    training: bool  # with gradients
     output: Any = None
     inputs: Any = None
 
 
 @dataclass(eq=False)
 class _Pass:
-    """Embeddings, and the records of the stages of the same pass: none if these are not known."""
+    """Embeddings, and the calls of the stages of the same pass: none if these are not known."""
 
     embeddings: list[Tensor]
-    stages: list[_Record]
-    end: _Record
+    stages: list[_Call]
+    calls: list[_Call]  # all of the pass, and those before it that led to none
+
+    @property
+    def training(self) -> bool:
+        return self.calls[-1].training
 
 
 class FeatureTap:
@@ -96,6 +101,7 @@ class FeatureTap:
         embedder: The module that returns the embeddings: it contains the stages, or comes after them. Default: the
             `EmbeddingHead` whose children the stages are.
         frozen: True if the stages do not train: their outputs then need no gradient.
+        pool: "avg" averages what is named "pooled" over its positions.
 
     Raises:
         ValueError: for anything but modules; without an embedder, if the stages are no children of a head.
@@ -109,7 +115,10 @@ class FeatureTap:
         *,
         embedder: nn.Module | None = None,
         frozen: bool = False,
+        pool: str | None = None,
     ) -> None:
+        if pool is not None:
+            one_of("pool", pool, ["avg"])
         modules = [*stages.values(), *([] if embedder is None else [embedder])]
         for module in modules:
             if not isinstance(module, nn.Module):
@@ -117,10 +126,16 @@ class FeatureTap:
                     f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
                     "pass a stage of the network, such as head.feature_map"
                 )
-        embedder = _head_of(stages.values()) if embedder is None else embedder
         self._names = tuple(stages)
         self._frozen = frozen
-        self._records = ThreadLists(2)  # without gradients, and with them
+        self._pool = pool
+        self._of_head = embedder is None  # whose stages are what their names say
+        embedder = _head_of(stages.values()) if embedder is None else embedder
+        stage = stages.get("pooled" if pool else "feature_map")
+        self._channels_last = getattr(stage, "output_fmt", "") == "NHWC"  # timm's
+        prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
+        self._prefix_tokens: int | None = prefix  # None: not known
+        self._calls = ThreadStack()
         self._handles = [
             embedder.register_forward_pre_hook(_Hook(self, _START)),
             *(stage.register_forward_hook(_Hook(self, name)) for name, stage in stages.items()),
@@ -131,8 +146,7 @@ class FeatureTap:
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        for records in self._records.lists:
-            records.clear()
+        self._calls.stack.clear()
 
     def remove(self) -> None:
         """Forget the records and stop listening to the modules."""
@@ -146,114 +160,120 @@ class FeatureTap:
         Raises:
             MissingFeaturesError: if no such pass is known, or its features lack the gradient that embeddings have.
         """
-        reason = self._why_missing(embeddings)  # before the records go
+        recorded = {call.name for call in self._calls.stack}
+        missing = [name for name in self._names if name not in recorded]
         makers = self.pop(embeddings)
         features: dict[str, Features] = {}
         for name in self._names:
             parts = [x.output for each in makers for x in each.stages if x.name == name]
             if not parts:
-                raise MissingFeaturesError(reason)
+                raise MissingFeaturesError(
+                    f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
+                )
             if embeddings.requires_grad and not self._frozen and not _traced(parts):
-                raise MissingFeaturesError(f"{name}: {_NO_GRADIENT}")
+                raise MissingFeaturesError(f"{name}: {_NO_GRADIENT.get(name, _UNTRACED)}")
             features[name] = parts[0]
             if len(parts) > 1:
                 features[name] = tree_map(lambda *same: torch.cat(same), *parts)
+            if not self._of_head:
+                self._check(name, features[name], own_embeddings(embeddings))
+            if name == "pooled" and self._pool:
+                features[name] = pooled_map(features[name], self._channels_last)
         return features
+
+    def _check(self, name: str, features: Features, embeddings: Tensor) -> None:
+        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
+        x = first_tensor(features)
+        if x.numel() == embeddings.numel() > 0 and x.data_ptr() == embeddings.data_ptr():
+            raise MissingFeaturesError(
+                f"{name}: the tapped module returns the embeddings that the loss is called with; "
+                f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
+            )
+        if x.ndim == 3 and (name == "feature_map" or (name == "pooled" and self._pool)):
+            count, side = self._prefix_tokens, isqrt(x.shape[1])
+            if count is None:  # 14 * 14 + 1 of a vision transformer
+                count = int(side >= 3 and x.shape[1] == side * side + 1)
+            if count:
+                raise MissingFeaturesError(
+                    f"{name}: the {x.shape[1]} tokens of the tapped module include {count} that show no part "
+                    "of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
+                    f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
+                )
 
     def put(self, features: Mapping[str, Features], embeddings: Any) -> None:
         """Record features by hand, as those of a pass that returned `embeddings`."""
-        self._record(_START, None)
+        self._record(_START)
         for name in self._names:
             self._record(name, features[name])
         self._record(_END, embeddings)
 
     def pop(self, embeddings: Tensor) -> list[_Pass]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
-        own = own_embeddings(embeddings)
-        testing, training = self._records.lists
-        passes = self._passes(training, testing)
-        if not _traced(own):
-            passes = [*self._passes(testing), *passes]
-        makers = _makers(own, passes)
+        own, passes = own_embeddings(embeddings), self._passes()
+        training = [each for each in passes if each.training]
+        makers = (_traced(own) and _makers(own, training)) or _makers(own, passes)
         if makers:
-            newest = max(map(passes.index, makers))
-            served = {id(x) for each in makers for x in (*each.stages, each.end)}
-            kept = {id(x) for each in passes[newest + 1 :] for x in (*each.stages, each.end)}
-            for records in (testing, training):
-                last = max((i for i, x in enumerate(records, 1) if id(x) in served), default=0)
-                records[:last] = [x for x in records[:last] if id(x) in kept]
+            newest = max(makers, key=passes.index)
+            older = passes[: passes.index(newest) + 1]
+            # A test may come between a training pass and its loss.
+            served = [each.calls for each in older if newest.training or not each.training]
+            gone = {id(call) for calls in served for call in calls}
+            self._calls.stack[:] = [x for x in self._calls.stack if id(x) not in gone]
         return makers
 
-    def _passes(self, records: list[_Record], frozen: list[_Record] | None = None) -> list[_Pass]:
-        """The passes among the records, oldest first; the output of a frozen stage may be among the others."""
+    def _passes(self) -> list[_Pass]:
+        """The passes among the calls, oldest first."""
         passes: list[_Pass] = []
-        waiting: list[_Record] = []
-        start: int | None = None
-        apart: list[_Record] = []
-        for record in (frozen or []) if self._frozen else []:
-            apart = [] if record.name == _END else [*apart, record]
-        apart = [x for x in apart if x.name in self._names]
-        for record in records:
-            if record.name == _START:
-                del waiting[: start or 0]  # the embedder failed on these
+        waiting: list[_Call] = []  # of stages
+        others: list[_Call] = []
+        start = 0  # how many waited when the embedder was called
+        for call in self._calls.stack:
+            if call.name == _START:
+                others += [*waiting[:start], call]  # the embedder failed on these
+                del waiting[:start]
                 start = len(waiting)
-            elif record.name != _END:
-                waiting.append(record)
+            elif call.name != _END:
+                waiting.append(call)
             else:
-                before, inside = waiting[: start or 0], waiting[start or 0 :]
-                given = [x for x in (*before, *apart) if _is_input(x.output, record.inputs)]
-                stages: list[_Record] = []
+                before, inside = waiting[:start], waiting[start:]
+                given = [x for x in before if _is_input(x.output, call.inputs)]
+                alike = [x for x in before if x.training == call.training]
+                stages: list[_Call] = []
                 for name in self._names:
-                    choices = [
+                    choices = (
                         [x for x in some if x.name == name]
-                        for some in (inside, given, before, apart)
-                    ]
+                        for some in (inside, given, alike, before)
+                    )
                     found = next(filter(None, choices), [])
                     stages += found if len(found) == 1 else []
                 if len(stages) < len(self._names):
                     stages = []
                 # A stage may run several times before the embedder does.
-                waiting = [x for x in before if x not in stages] if stages and not inside else []
-                start = None
-                tensors = [
-                    x for x in tree_leaves(record.output) if isinstance(x, Tensor) and x.ndim
-                ]
-                passes.append(_Pass(tensors, stages, record))
+                left = [x for x in before if x not in stages] if stages and not inside else []
+                own = [*others, *(x for x in waiting if x not in left), call]
+                outputs = (x for x in tree_leaves(call.output) if isinstance(x, Tensor) and x.ndim)
+                passes.append(_Pass(list(outputs), stages, own))
+                waiting, others, start = left, [], 0
         return passes
 
-    def _record(self, name: str, output: Any, inputs: Any = None) -> None:
+    def _record(self, name: str, output: Any = None, inputs: Any = None) -> None:
         """Record a call of a stage, or the start or end of one of the embedder."""
         if not torch.compiler.is_compiling():
             task = torch._C._current_graph_task_id()
-            if task != -1 and task not in _whole_passes.lists[0]:
+            if task != -1 and task not in _whole_passes.stack:
                 return  # a backward pass is recomputing a checkpointed segment
-        training = torch.is_grad_enabled()
-        records = self._records.lists[int(training)]  # torch 2.11 compiles no bool as index
-        if name == _END:
-            names = [record.name for record in records]
-            inside = _START in names and names[-1] != _START
-            records.append(_Record(name, output, None if inside else inputs))
-            return
-        if name != _START:
+        if name in self._names:
             first_tensor(output)
-        if not training and records and records[-1].name == _END:
-            records.clear()
-        same = [i for i, record in enumerate(records) if record.name == name]
+        training = torch.is_grad_enabled()
+        calls = self._calls.stack
+        tested = [call.name for call in calls if not call.training]
+        if not training and tested and tested[-1] == _END:  # a new test pass
+            calls[:] = [call for call in calls if call.training]
+        same = [i for i, x in enumerate(calls) if x.name == name and x.training == training]
         # Two at least, or embeddings to come would seem to be those of the last alone.
         if len(same) == (self.capacity if training else 2):
-            del records[: same[0] + 1]
-        records.append(_Record(name, output))
-
-    def _why_missing(self, embeddings: Tensor) -> str:
-        testing, training = (
-            [x for x in some if x.name in self._names] for some in self._records.lists
-        )
-        traced = any(self._frozen or _traced(record.output) for record in training)
-        if embeddings.requires_grad and (training or testing) and not traced:
-            return _NO_GRADIENT
-        recorded = {record.name for record in (*training, *testing)}
-        missing = [name for name in self._names if name not in recorded]
-        return f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
+            calls[:] = [x for i, x in enumerate(calls) if i > same[0] or x.training != training]
+        calls.append(_Call(name, training, output, inputs))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": []}
@@ -265,16 +285,31 @@ _NO_RECORD = (
     "torch._dynamo.reset() if an untapped network of the same class was compiled); attach again after copying or "
     "loading the loss; or pass features=..."
 )
-_NO_GRADIENT = (
+_UNTRACED = (
     "the recorded features carry no gradient, but the embeddings do: they come from a pass under torch.no_grad, a "
     "detached module or re-entrant activation checkpointing (use_reentrant=True). Tap a module that trains, or, "
     "where the trunk is frozen on purpose, attach(..., frozen=True)"
 )
+_NO_GRADIENT = {
+    "stopgrad_embeddings": "their gradient goes to the head's linear layer alone, and it has none that trains; "
+    'choose gradient="all" for the loss, or give the head a layer, head.fc = torch.nn.Linear(C, E)'
+}
+"""Other reasons, by what is read."""
 _OTHER_PASS = (
     "the recorded features are not known to be those of these embeddings: call the loss once for each pass, with "
     "what the embedder returned and its rows in their order; name the module that returns them, attach(..., "
     "embedder=module); or pass features=..."
 )
+
+
+_INSTEAD = {
+    "feature_map": "attach to the trunk, loss.attach(trunk, embedder=head)",
+    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2], embedder=head) for an "
+    "nn.Sequential",
+    "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
+    'features=fc(pooled.detach()), or choose gradient="all"',
+}
+"""What to tap instead of the embedder, by what is read."""
 
 
 class _Hook:
@@ -290,13 +325,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _Hook, (self.tap(), self._name)
-
-    @property
-    def __name__(self) -> str:
-        raise RuntimeError(
-            "torch.jit.script cannot compile a module that a loss is attached to: call loss.detach() before, "
-            "or export with torch.jit.trace or torch.export"
-        )
 
 
 def _head_of(stages: Iterable[nn.Module]) -> nn.Module:
@@ -319,27 +347,19 @@ def _head_of(stages: Iterable[nn.Module]) -> nn.Module:
 
 
 def _is_input(output: Features, inputs: Any) -> bool:
-    """True if a module was given this output of a stage, or a view of it with the rows in their order."""
-    x = first_tensor(output)
-    return any(
-        isinstance(y, Tensor)
-        and (len(y), y.stride(0), y.data_ptr()) == (len(x), x.stride(0), x.data_ptr())
-        for y in tree_leaves(inputs)
-        if isinstance(y, Tensor) and y.numel() and y.ndim and x.ndim
-    )
+    """True if a module was given this output of a stage."""
+    return any(first_tensor(output) is x for x in tree_leaves(inputs))
 
 
-def _makers(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
-    """The passes that made `embeddings`, in the order of their rows; none if that is not known."""
-    same = [each for each in passes if any(x.is_set_to(embeddings) for x in each.embeddings)]
+def _makers(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
+    """The passes that made embeddings, in the order of their rows; none if that is not known."""
+    same = [each for each in passes if any(x.is_set_to(rows) for x in each.embeddings)]
     if same:
         return same[-1:]
-    own, others = divmod(len(embeddings), world_size())
-    for count in (
-        len(embeddings),
-        0 if others else own,
-    ):  # PML's DistributedLossWrapper: own rows first
-        if makers := _in_a_row(embeddings[:count], passes):
+    own, others = divmod(len(rows), world_size())
+    # PML's DistributedLossWrapper puts own rows first.
+    for count in (len(rows), 0 if others else own):
+        if makers := _in_a_row(rows[:count], passes):
             return makers
     return []
 
@@ -348,30 +368,26 @@ def _in_a_row(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
     """The passes whose embeddings, one after the other, are these rows; none if that is not certain."""
     makers: list[_Pass] = []
     recorded: list[Tensor] = []
-    count = 0
-    while count < len(rows):
+    while (count := sum(map(len, recorded))) < len(rows):
         fits = [
             (each, x)
             for each in passes
             for x in each.embeddings
-            if 0 < len(x) <= len(rows) - count and _alike(x, rows[count : count + len(x)])
+            if len(x) and _alike(x, rows[count : count + len(x)])
         ]
         if not fits or not all(_same_features(each, fits[-1][0]) for each, _ in fits):
             return []
         makers.append(fits[-1][0])
         recorded.append(fits[-1][1])
-        count += len(recorded[-1])
     return makers if makers and _in_order(torch.cat(recorded), rows) else []
 
 
 def _same_features(one: _Pass, other: _Pass) -> bool:
-    if one is other:
-        return True
-    ours, theirs = (tree_leaves([x.output for x in each.stages]) for each in (one, other))
-    pairs = zip(ours, theirs, strict=False)
-    return len(ours) == len(theirs) > 0 and all(
-        x.shape == y.shape and bool((x == y).all()) for x, y in pairs
+    ours, theirs = (
+        [x for call in each.stages for x in tree_leaves(call.output) if isinstance(x, Tensor)]
+        for each in (one, other)
     )
+    return one is other or (len(ours) == len(theirs) > 0 and all(map(torch.equal, ours, theirs)))
 
 
 def _directions(recorded: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -404,28 +420,3 @@ def _traced(values: Any) -> list[Tensor]:
     """The tensors that autograd traces back; a view made under `torch.no_grad` only says that it does."""
     tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
     return [x for x in tensors if x.grad_fn is not None or x._base is None]
-
-
-def first_tensor(features: Any) -> Tensor:
-    """The tensor itself, or the first of a tuple; a ValueError for anything else."""
-    first = features[0] if isinstance(features, tuple) and features else features
-    if isinstance(first, Tensor):
-        return first
-    way_out = "attach the loss to a module that returns its features"
-    if isinstance(features, Mapping):  # Hugging Face's ModelOutput is one
-        name = floating(features, "last_hidden_state", "token_embeddings")
-        way_out = f"pass features=output.{name}, or attach the loss to a module that returns the tensor alone"
-        if name in ("last_hidden_state", "token_embeddings"):
-            way_out = (
-                f"pass features=(output.{name}, attention_mask), where the loss reads positions, or their average, "
-                f'or attach to the module in it that returns {name}, pool="avg" where pooled features are read'
-            )
-    raise ValueError(
-        f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
-    )
-
-
-def floating(output: Mapping[str, Any], *first: str) -> str:
-    """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
-    named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
-    return next((name for name in (*first, *named, *output) if name in output), "...")

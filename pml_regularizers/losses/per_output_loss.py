@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ..distributed import DistributedLoss
 from ..features.feature_loss import FeatureLoss, Given
-from ..features.feature_tap import ThreadLists
+from ..features.feature_tap import ThreadStack
 from ..functional.checks import check_classes, offered_by
 from ..functional.precision import call_in_full_precision
 
-_further = ThreadLists(1)
+_further = ThreadStack()
 """What the calls under way hand on to the losses inside, such as `enqueue_mask`."""
 
 
@@ -114,7 +114,7 @@ class PerOutputLoss(FeatureLoss):
                     f"{name}: {type(self).__name__} hands it on, and no loss inside ({', '.join(kinds)}) takes it; "
                     "leave it out"
                 )
-        (calls,) = _further.lists
+        calls = _further.stack
         calls.append(further)
         try:
             return super().forward(
@@ -147,7 +147,7 @@ class PerOutputLoss(FeatureLoss):
         for module in loss.modules():
             if isinstance(count := getattr(module, "num_classes", None), int):
                 check_classes(type(module).__name__, labels, count)
-        (calls,) = _further.lists
+        calls = _further.stack
         further = {key: x for key, x in calls[-1].items() if _takes(loss, key)} if calls else {}
         for key in reference:
             if not _takes(loss, key):

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pml_regularizers import (
+    CosinePowersLoss,
+    EmbeddingHead,
     EnergyConfusionRegularizer,
     FeatureLoss,
     GaussianMixtureKernel,
@@ -54,13 +56,12 @@ def gradients(value: Tensor, *modules: nn.Module) -> list[Tensor]:
 class Segmented(nn.Module):
     """A network whose trunk, with the tapped head's map, is recomputed in the backward pass."""
 
-    def __init__(self, network: Network, use_reentrant: bool) -> None:
+    def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
-        self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = checkpoint(self.stage, x, use_reentrant=self.use_reentrant)
+        maps = checkpoint(self.stage, x, use_reentrant=False)
         embeddings: Tensor = self.network.head._embed(maps.mean(dim=(2, 3)))
         return embeddings
 
@@ -73,7 +74,7 @@ class Segmented(nn.Module):
     "change",
     [
         lambda network: network,
-        partial(Segmented, use_reentrant=False),
+        Segmented,
         partial(torch.compile, backend="aot_eager", fullgraph=True),
     ],
     ids=["as it is", "checkpointed", "compiled"],
@@ -314,13 +315,19 @@ def test_tokens_that_are_no_positions_are_refused() -> None:
             loss(embeddings, labels)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-def test_a_network_that_owns_an_attached_loss_is_traced() -> None:
-    network, (x, _) = Network(), images()
-    network.loss = attached(network)
-    assert torch.equal(torch.jit.trace(network, x)(x), network(x))
-    with pytest.raises(RuntimeError, match=r"call loss\.detach\(\) before, or export with"):
-        torch.jit.script(network.head.feature_map)
+def test_a_head_without_a_layer_has_the_embeddings_as_features() -> None:
+    """Energy confusion alone has nothing to train there, if its gradient goes to the layer."""
+    head, maps, labels = (
+        EmbeddingHead(CHANNELS, None, normalize=False),
+        torch.rand(8, CHANNELS, 2, 2),
+        images()[1],
+    )
+    loss = CosinePowersLoss(losses.ContrastiveLoss())
+    expected = loss(maps.mean((2, 3)), labels, features=maps.mean((2, 3)))
+    assert_close(loss.attach(head)(head(maps), labels), expected)
+    confusion = EnergyConfusionRegularizer(gradient="fc").attach(head)
+    with pytest.raises(MissingFeaturesError, match=r'choose gradient="all" .* head\.fc = '):
+        confusion(head(maps.requires_grad_()), labels)
 
 
 # Checkpointing and copies
@@ -329,11 +336,11 @@ def test_a_network_that_owns_an_attached_loss_is_traced() -> None:
 def test_reentrant_checkpointing_is_refused() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
-    embeddings = Segmented(network, use_reentrant=True)(x.requires_grad_())
+    embeddings = checkpoint(network, x.requires_grad_(), use_reentrant=True)
     with pytest.raises(MissingFeaturesError, match="re-entrant activation checkpointing"):
         loss(embeddings, labels)
     embeddings.sum().backward()  # whose recomputation leaves no record
-    with pytest.raises(MissingFeaturesError, match="not known to be those of these embeddings"):
+    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
         loss(torch.randn(8, WIDTH), labels)
 
 
