@@ -38,7 +38,7 @@ class TrainingState:
             model = convert_sync_batchnorm(model)
             if model.frozen_stages is not None:
                 model.frozen_stages.cut()
-        self.accelerator, self.loss = accelerator, prepare_loss(accelerator, loss)
+        self.accelerator, self.loss = accelerator, prepare_loss(loss, accelerator)
         optimizer, self.scheduler = build_optimizer(experiment.optimization, model, self.loss)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0

@@ -174,7 +174,7 @@ def measure(processes: Processes | None) -> list[dict[str, Any]]:
     called: nn.Module = loss
     model: nn.Module = net
     if processes is not None:
-        called = prepare_loss(processes, DistributedLoss(loss))
+        called = prepare_loss(DistributedLoss(loss), processes)
         model = processes.prepare(net)
     steps = []
     for number in range(STEPS):

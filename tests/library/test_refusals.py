@@ -72,8 +72,10 @@ def accuracy(*call: Any, **masks: Any) -> Any:
 REFUSED: list[tuple[Callable[[], object], str]] = [
     # Losses of pairs, and of many processes
     (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
-    (lambda: prepare_loss(object()), r"loss: .* got object; call prepare_loss\(loss\)"),
-    (lambda: prepare_loss(CONTRASTIVE, object()), r"loss: .* prepare_loss\(accelerator, loss\)"),
+    (
+        lambda: prepare_loss(object(), CONTRASTIVE),
+        r"got object; .* prepare_loss\(loss, accelerator\)",
+    ),
     (lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X), "features: .* attach the losses"),
     (lambda: GradientCache(head(), CONTRASTIVE, 0), "chunk_size: expected at least 1, got 0"),
     (lambda: GradientCache(head(), CONTRASTIVE, 2.5), "chunk_size: .* a whole number, got 2.5"),

@@ -125,7 +125,7 @@ def measure(
     if processes is not None:
         model = processes.prepare(net)
         ours = DistributedLoss(loss, mined)
-        called = wrap_as_pml_does(loss) if pml else prepare_loss(processes, ours)
+        called = wrap_as_pml_does(loss) if pml else prepare_loss(ours, processes)
     embed: Any = GradientCache(model, called, 4) if cached else model
     embeddings = embed(x)
     tuples = mined(embeddings, y) if mined and processes is None else None

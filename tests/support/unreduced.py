@@ -37,7 +37,7 @@ WRAPPERS: dict[str, Callable[[Processes, nn.Module], nn.Module]] = {
     "nothing from the start": other_start,
     "by hand": lambda _, loss: loss,
     "frozen": lambda _, loss: loss.requires_grad_(False),
-    "prepare_loss with an accelerator": prepare_loss,
+    "prepare_loss with an accelerator": lambda accelerator, loss: prepare_loss(loss, accelerator),
     "DistributedDataParallel of all": lambda _, loss: DistributedDataParallel(Whole(loss)),
 }
 
