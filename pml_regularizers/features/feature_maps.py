@@ -35,7 +35,8 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
     if isinstance(features, tuple):
         if len(features) != 2:
             raise ValueError(
-                f"features: expected a tensor or the pair (tokens, mask), got a tuple of {len(features)}"
+                f"features: expected a tensor or the pair (tokens, mask), got a tuple of {len(features)}; pass "
+                "the one to read, or attach to a module that returns it alone"
             )
         features, mask = features
         fits = (
@@ -51,7 +52,7 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
             )
             raise ValueError(
                 "features: expected tokens (N, L, C) with a boolean mask (N, L), or of 0 and 1, got shapes "
-                f"{tuple(features.shape)} and {got}"
+                f"{tuple(features.shape)} and {got}; pass attention_mask, with a number for each of the L tokens"
             )
         mask = None if mask is None else mask != 0  # transformers' are integers
     # Through flatten(2), one image's gradient would come back with strides for which torch's batch norm on a CPU
@@ -75,7 +76,8 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
         )
     if x.shape[1] == 0:
         raise ValueError(
-            f"features: expected at least one position per image, got shape {tuple(features.shape)}"
+            f"features: expected at least one position per image, got shape {tuple(features.shape)}; take larger "
+            "images, or an earlier stage"
         )
     return x, mask
 

@@ -73,7 +73,8 @@ def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
     linear, mean, covariance = _start(layer, features)
     if getattr(labels, "shape", None) != features.shape[:1] or not isinstance(labels, Tensor):
         raise ValueError(
-            f"labels: expected a tensor with one for each of {len(features)} features, got {_came(labels)}"
+            f"labels: expected a tensor with one for each of {len(features)} features, got {_came(labels)}; pass "
+            "torch.tensor(labels), one label for each row"
         )
     _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
@@ -100,13 +101,14 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
     linear = layer.fc if isinstance(layer, EmbeddingHead) else layer
     if not isinstance(linear, nn.Linear) or "weight" not in linear._parameters:
         raise ValueError(
-            f"layer: expected a plain torch.nn.Linear, or an EmbeddingHead that has one, got {linear}"
+            f"layer: expected a plain torch.nn.Linear, or an EmbeddingHead that has one, got {linear}; make "
+            "one, layer = torch.nn.Linear(C, E), and set head.fc = layer"
         )
     real = isinstance(features, Tensor) and not features.is_complex()
     if not real or features.ndim != 2 or features.shape[1] != linear.in_features:
         raise ValueError(
-            f"features: expected a tensor (N, {linear.in_features}), as the layer takes them, got "
-            f"{_came(features)}"
+            f"features: expected a tensor (N, {linear.in_features}), as the layer takes them, got {_came(features)}"
+            "; take those of head.extract_features(trunk, loader)"
         )
     most = min(features.shape)
     if linear.out_features > most:
@@ -115,7 +117,9 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
             f"{tuple(features.shape)}; pass more features, or make a layer of at most {most} outputs"
         )
     if not features.isfinite().all():
-        raise ValueError("features: expected finite numbers, got NaN or inf")
+        raise ValueError(
+            "features: expected finite numbers, got NaN or inf; find the images behind them"
+        )
     blocks = features.detach().split(BLOCK)
     mean = torch.stack([rows.cpu().double().sum(dim=0) for rows in blocks]).sum(dim=0)
     mean /= len(features)
@@ -124,7 +128,9 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
         centred = rows.cpu().double() - mean
         covariance += centred.T @ centred / len(features)
     if not covariance.isfinite().all():
-        raise ValueError("features: their squares leave the range of float64; scale them")
+        raise ValueError(
+            "features: their squares leave the range of float64; divide them by their largest"
+        )
     return linear, mean, covariance
 
 

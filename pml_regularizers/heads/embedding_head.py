@@ -110,7 +110,8 @@ class EmbeddingHead(FeatureModule):
             trunk: Any network that gives a map or tokens, such as a timm model made with `num_classes=0,
                 global_pool=""` or a vision model of Hugging Face's transformers.
             embedding_size: E, or None as in the constructor.
-            image: A square image (1, 3, H, H). Default: of the size that the trunk states, else 224 x 224.
+            image: A square image (1, 3, H, H), or a text's token numbers (1, L). Default: an image of the size
+                that the trunk states, else 224 x 224.
             **kwargs: As in the constructor; they override what is found.
 
         Raises:
@@ -141,7 +142,9 @@ class EmbeddingHead(FeatureModule):
                 mask = mask[:, self.num_prefix_tokens :]
             prefix, x = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         if self.pool == "token" and x.ndim != 3:
-            raise ValueError(f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}')
+            raise ValueError(
+                f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}; pass pool="avg" for maps'
+            )
         features = self.feature_map(x if mask is None else (x, mask))
         patches, mask = to_tokens(features, self.in_channels)
         if self.pool == "token":

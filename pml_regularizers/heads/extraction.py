@@ -11,6 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from ..functional.precision import full_precision
+from .trunk_output import as_taken
 
 Rows = tuple[Tensor, Tensor]
 
@@ -41,7 +42,7 @@ def extract_features(
                 if not divided and number % processes != rank:
                     continue
                 images, labels = _images_and_labels(batch)
-                head(trunk(images.to(own.device, own.dtype)))
+                head(trunk(as_taken(images, own)))
                 mine.append((seen.pop(), labels.cpu()))
     finally:
         handle.remove()
@@ -56,7 +57,9 @@ def extract_features(
     # In turns, as they were dealt: images that fill up the last turn stand at the end.
     batches = [batch for turn in zip_longest(*every) for batch in turn if batch is not None]
     if not batches:
-        raise ValueError("loader: gave no batch; expected (images, labels)")
+        raise ValueError(
+            "loader: gave no batch; expected (images, labels), so pass one with images"
+        )
     features, all_labels = (torch.cat(column) for column in zip(*batches, strict=True))
     if divided and isinstance(dataset := getattr(loader, "dataset", None), Sized):
         features, all_labels = features[: len(dataset)], all_labels[: len(dataset)]
@@ -68,7 +71,8 @@ def _images_and_labels(batch: Any) -> Rows:
         case [Tensor() as images, Tensor() as labels, *_] if len(images) == len(labels):
             return images, labels
     raise ValueError(
-        f"loader: expected batches (images, labels, ...), two tensors of equal length, got {type(batch).__name__}"
+        f"loader: expected batches (images, labels, ...), two tensors of equal length, got {type(batch).__name__}; "
+        "give the loader a collate_fn that returns them"
     )
 
 

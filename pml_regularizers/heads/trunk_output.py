@@ -26,7 +26,8 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         trunk: A network whose output is a map or tokens, or has them as `last_hidden_state`: a timm model made with
             `num_classes=0, global_pool=""`, a vision model of Hugging Face's transformers, or your own. The prefix
             tokens that it does not state as `num_prefix_tokens` are those that are left over from a square.
-        image: A square image (1, 3, H, H). Default: of the size that the trunk states, else 224 x 224.
+        image: A square image (1, 3, H, H), or a text's token numbers (1, L). Default: an image of the size that the
+            trunk states, else 224 x 224.
 
     Raises:
         ValueError: if the trunk does not take the image, or gives anything else, such as pooled features.
@@ -36,7 +37,10 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
     """
     image = trial_image(trunk) if image is None else image
-    return layout(last_hidden_state(try_out(trunk, image)), trunk)
+    output = layout(last_hidden_state(try_out(trunk, image)), trunk)
+    if _are_pixels(image) or hasattr(trunk, "num_prefix_tokens"):
+        return output
+    return output._replace(num_prefix_tokens=0)  # a text is no square
 
 
 def layout(features: Any, network: nn.Module) -> TrunkOutput:
@@ -48,11 +52,11 @@ def layout(features: Any, network: nn.Module) -> TrunkOutput:
         return TrunkOutput(channels, "NLC", prefix)
     if len(shape) != 4:
         named = not isinstance(features, (Tensor, list, tuple))  # as Hugging Face's outputs are
+        way_out = 'make it with global_pool="" (timm), or return its last map'
         raise ValueError(
             f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
-            f"{shape or type(features).__name__}"
-            + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
-            + ("; take the model without a head, such as ViTModel" * named)
+            f"{shape or type(features).__name__}{', pooled already' if len(shape) == 2 else ''}; "
+            f"{'take the model without a head, such as ViTModel' if named else way_out}"
         )
     # The map of a square image is square.
     first, last = shape[2] == shape[3], shape[1] == shape[2]
@@ -66,13 +70,22 @@ def last_hidden_state(output: Any) -> Any:
     return getattr(output, "last_hidden_state", output)
 
 
+def as_taken(x: Tensor, parameter: Tensor) -> Tensor:
+    """A network's input, on the device of its parameters and in their precision; token numbers stay integers."""
+    return x.to(parameter.device, parameter.dtype if _are_pixels(x) else x.dtype)
+
+
+def _are_pixels(x: Tensor) -> bool:
+    return x.is_floating_point() or x.dtype == torch.uint8
+
+
 def try_out(network: nn.Module, x: Tensor) -> Any:
     """The output of a network in evaluation mode and without gradients; the mode of each module is restored."""
     own = next(network.parameters(), x)
     modes = {module: module.training for module in network.modules()}
     try:
         with torch.no_grad():
-            return network.eval()(x.to(own.device, own.dtype))
+            return network.eval()(as_taken(x, own))
     except Exception as error:
         way_out = "pass image=..., an image as it takes them"
         if (width := _text_width(network)) is not None:

@@ -155,6 +155,15 @@ def test_several_processes_extract_what_one_does(kind: str, processes: int, pool
         assert torch.equal(found, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_token_numbers_stay_integers(dtype: torch.dtype) -> None:
+    trunk, texts = nn.Embedding(20, C), torch.arange(30, dtype=dtype).view(6, 5) % 20
+    head = EmbeddingHead.for_trunk(trunk, E, image=texts[:1])
+    assert head.num_prefix_tokens == 0
+    x, _ = head.extract_features(trunk, [(texts, LABELS[:6])], progress=False)
+    assert_close(x, trunk(texts).mean(dim=1))
+
+
 @pytest.mark.parametrize("batches", [[], [torch.ones(2, 3, 2, 2)], [(torch.ones(2, 3), [1, 2])]])
 def test_a_loader_without_labels(batches: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"loader: .*\(images, labels"):

@@ -178,7 +178,7 @@ def test_trunks_made_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> Non
     [
         (Fixed(7), r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_p"),
         (Hugging(7, logits=True), r"got SimpleNamespace; take the model without a head"),
-        (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\)$"),
+        (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\); make it"),
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
     ],
 )
