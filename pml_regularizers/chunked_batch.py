@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .features.feature_loss import FeatureLoss
 from .features.feature_tap import FeatureTap, MissingFeaturesError, recording_in_backward
@@ -59,6 +59,7 @@ class ChunkedBatch:
         starts = range(0, max(self.size, 1), chunk_size)
         self.chunks = [slice(start, start + chunk_size) for start in starts]
         self.outputs: list[Tensor] = []
+        self.form: Any = None  # of what the network returns: its structure, and what is no tensor
         used = {x.device for x in (*self.tensors, *self.model.parameters())}
         self.devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.states: list[list[Tensor]] = []  # of the generators, before each chunk
@@ -87,31 +88,25 @@ class ChunkedBatch:
             check: Refuse a network for which the chunks are not the batch.
         """
         before, steady = _buffers(self.model) if check else {}, None
-        passes: list[list[Any]] = []
+        passes: list[list[Tensor]] = []
         with torch.no_grad():
             for rows in self.chunks:
                 self.states.append(_generators(self.devices))
                 passes.append(self._pass([x[rows].clone() for x in self.tensors]))
                 if check and steady is None:  # not before: the first pass may fill caches
                     steady = _buffers(self.model)
-            # A tensor that several losses read is one output.
-            self.numbers, self.constants = _numbered(passes[0])
-            self.firsts = [self.numbers.index(n) for n in range(max(self.numbers) + 1)]
-            if any(_numbered(leaves) != (self.numbers, self.constants) for leaves in passes):
-                raise ValueError("model: expected outputs of one structure for all chunks")
-            self.outputs = [_joined([leaves[i] for leaves in passes]) for i in self.firsts]
+            self.outputs = [_joined(parts) for parts in zip(*passes, strict=True)]
             if steady is not None:
                 self._check(before, steady)
-        own = {n for n in self.numbers[: self.own] if n >= 0 and _is_float(self.outputs[n])}
-        self.shown = min(own, key=lambda n: self.outputs[n].numel())
+        own = [i for i, x in enumerate(self.outputs[: self.own]) if _is_float(x)]
+        self.shown = min(own, key=lambda i: self.outputs[i].numel())
         self.embeddings = self.outputs[self.shown].detach().clone()
         self.before = modes_of(self.model), _weights(self.model)
 
     def tree(self, outputs: Sequence[Any]) -> list[Any]:
         """What the network returns, then the features of each tap."""
-        numbered = zip(self.numbers, self.constants, strict=True)
-        leaves = [outputs[n] if n >= 0 else x for n, x in numbered]
-        tree: list[Any] = tree_unflatten(leaves, self.returned)
+        left, (spec, leaves) = iter(outputs), self.form
+        tree: list[Any] = tree_unflatten([next(left) if x is ... else x for x in leaves], spec)
         return tree
 
     def backward(
@@ -143,8 +138,7 @@ class ChunkedBatch:
                 averaging = nullcontext() if last else getattr(self.model, "no_sync", nullcontext)()
                 _set_generators(self.devices, own_state)
                 with averaging, torch.enable_grad(), recording_in_backward():
-                    found = self._pass([x[rows].clone() for x in leaves])
-                    outputs = [found[i] for i in self.firsts]
+                    outputs = self._pass([x[rows].clone() for x in leaves])
                     if compare and self._differs(
                         outputs[self.shown].detach(), self.embeddings[rows]
                     ):
@@ -164,12 +158,13 @@ class ChunkedBatch:
             _set_generators(self.devices, state)
         if not reached:
             raise RuntimeError(
-                "model: nothing that the loss reads has a gradient in the second pass; is it detached?"
+                "model: nothing that the loss reads has a gradient in the second pass; is it detached? Leave out "
+                "detach() and no_grad"
             )
         return [x.grad for x in leaves]
 
-    def _pass(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """What the network returns for some images, and the features of each tap, flattened."""
+    def _pass(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that the network returns for some images, and the features of each tap."""
         given = list(self.given)
         for place, x in zip(self.places, tensors, strict=True):
             given[place] = x
@@ -180,15 +175,16 @@ class ChunkedBatch:
             if len(tensors[0]) == 1 and torch.is_grad_enabled() and not self.devices:
                 stack.enter_context(_BatchNormOfOneImage())
             result = self.model(*args, **kwargs)
-        leaves, _ = tree_flatten(result)
-        self.own = len(leaves)
-        embeddings = [x for x in leaves if _is_float(x)]
+        own = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        self.own = len(own)
+        embeddings = [x for x in own if _is_float(x)]
         if not embeddings:
             raise ValueError(
-                f"model: expected a network that returns embeddings (N, E), got {type(result).__name__}"
+                f"model: expected a network that returns embeddings (N, E), got {type(result).__name__}; "
+                "return them, alone or in a dict"
             )
         features = [_taken(tap, embeddings) for tap in self.taps]
-        leaves, self.returned = tree_flatten([result, *features])
+        leaves, spec = tree_flatten([result, *features])
         for x in leaves:
             fits = x.shape[:1] == tensors[0].shape[:1] if isinstance(x, Tensor) else _is_plain(x)
             if not fits:
@@ -197,7 +193,13 @@ class ChunkedBatch:
                     f"model: expected outputs with a row for each of the {len(tensors[0])} images of a pass, got "
                     f"{came}; return the embeddings alone"
                 )
-        return leaves
+        form = spec, [... if isinstance(x, Tensor) else x for x in leaves]
+        if self.form not in (None, form):
+            raise ValueError(
+                "model: expected outputs of one structure for all chunks; return the embeddings alone"
+            )
+        self.form = form
+        return [x for x in leaves if isinstance(x, Tensor)]
 
     def _differs(self, x: Tensor, y: Tensor) -> bool:
         """True if they differ by more than rounding in the least precise numbers that the network may use."""
@@ -214,81 +216,61 @@ class ChunkedBatch:
         """
         state = _generators(self.devices)
         try:
-            fault = self._fault(steady, random=not _equal(state, self.states[0]))
+            self._compare()
+            for name, buffer in _buffers(self.model).items():
+                if name in steady and not _same(buffer, steady[name]):
+                    raise ValueError(
+                        f"model: each pass changes {name}, and chunks pass twice; {_FREEZE}"
+                    )
+            if not self._steady:
+                raise ValueError(f"model: two passes over the same images differ; {_FROM_TORCH}")
         except Exception:
-            self._restore(before)
+            for name, buffer in self.model.named_buffers():
+                if name in before and before[name].shape == buffer.shape:
+                    buffer.copy_(before[name])
             raise
         finally:
             _set_generators(self.devices, state)
-        if fault:
-            self._restore(before)
-            raise ValueError(f"model: {fault}")
 
-    def _fault(self, steady: Mapping[str, Tensor], *, random: bool) -> str | None:
-        """What is wrong, by passing images of the first chunk again, beside others.
+    def _compare(self) -> None:
+        """Pass images of the first chunk again, some of them replaced by copies of the others."""
+        images = torch.arange(max(2, min(self.chunk_size, self.size)))
+        expected = self._embedded(images)
+        self._steady = not any(map(self._differs, self._embedded(images), expected))
+        for half in (images < (len(images) + 1) // 2, images % 2 == 0) if self._steady else ():
+            for kept in (half, ~half):
+                own = images[kept]
+                others = torch.where(kept, images, own[images % len(own)])
+                pairs = zip(self._embedded(others), expected, strict=True)
+                if any(self._differs(x[kept], y[kept]) for x, y in pairs):
+                    raise ValueError(
+                        f"model: {self._first_to_mix(images, others, kept)} mixes the images of a pass, so that a "
+                        f"chunk is not the batch; {_FREEZE}"
+                    )
 
-        Args:
-            random: A pass draws random numbers.
-        """
-        count = min(self.chunk_size, self.size)
-        images = [*range(max(count, 2) if random else count)]
-        half = (len(images) + 1) // 2
-        first, second = slice(half), slice(half, None)
-        if random:  # the same numbers for the same rows, which are beside copies of each other
-            rest = len(images) - half
-            others = [
-                ([*images[first], *images[:rest]], first, first),
-                ([*(half + i % rest for i in range(half)), *images[second]], second, second),
-            ]
-        elif self.size > count:  # in other company, at other places, in a larger pass
-            last = range(self.size - count - 1 + half, self.size)
-            others = [([*last, *images[first]], first, slice(len(last), None))]
-        else:
-            others = [(images[second], second, slice(None))]
-        before = self._embedded(images)
-        again = [x[:count] for x in self.outputs if _is_float(x)]
-        unsteady = len(images) == count and any(map(self._differs, before, again))
-        for other, rows, places in () if unsteady else others:
-            pairs = zip(self._embedded(other), before, strict=True)
-            if any(self._differs(x[places], y[rows]) for x, y in pairs):
-                name = self._first_to_mix(images, rows, other, places)
-                return f"{name} mixes the images of a pass, so that a chunk is not the batch; {_FREEZE}"
-        for name, buffer in _buffers(self.model).items():
-            if name in steady and not _same(buffer, steady[name]):
-                return f"each pass changes {name}, and chunks pass twice; {_FREEZE}"
-        return f"two passes over the same images differ; {_FROM_TORCH}" if unsteady else None
-
-    def _embedded(self, images: list[int]) -> list[Tensor]:
+    def _embedded(self, images: Tensor) -> list[Tensor]:
         """The outputs for these images, as with the random numbers of the first chunk."""
         _set_generators(self.devices, self.states[0])
-        leaves = self._pass([x[images] for x in self.tensors])
-        return [leaves[i] for i in self.firsts if _is_float(leaves[i])]
+        return [x for x in self._pass([x[images] for x in self.tensors]) if _is_float(x)]
 
-    def _first_to_mix(self, images: list[int], rows: slice, other: list[int], places: slice) -> str:
-        """The first layer whose outputs for the same images, rows and places of two passes, differ."""
-        seen: list[list[tuple[str, Tensor]]] = []
-        for passed, kept in ((images, rows), (other, places)):
-            outputs: list[tuple[str, Tensor]] = []
+    def _first_to_mix(self, images: Tensor, others: Tensor, kept: Tensor) -> str:
+        """The first layer whose outputs for the images that are kept differ."""
+        seen: list[list[tuple[str, Tensor]]] = [[], []]
+        for passed, outputs in zip((images, others), seen, strict=True):
 
             def keep(name: str, module: nn.Module, args: Any, x: Any) -> None:
-                if _is_float(x) and len(x) == len(passed):  # noqa: B023
-                    outputs.append((name, x[kept].clone()))  # noqa: B023
+                if _is_float(x) and len(x) == len(kept):
+                    outputs.append((name, x[kept]))  # noqa: B023
 
             layers = [(n, m) for n, m in self.model.named_modules() if not [*m.children()]]
             hooks = [m.register_forward_hook(partial(keep, n)) for n, m in layers]
             self._embedded(passed)
             for hook in hooks:
                 hook.remove()
-            seen.append(outputs)
         for (name, x), (_, y) in zip(*seen, strict=False):
             if x.shape == y.shape and self._differs(x, y):
                 return f"{name}, {type(self.model.get_submodule(name)).__name__},"
         return type(self.model).__name__
-
-    def _restore(self, buffers: Mapping[str, Tensor]) -> None:
-        for name, buffer in self.model.named_buffers():
-            if name in buffers and buffers[name].shape == buffer.shape:
-                buffer.copy_(buffers[name])
 
 
 class _BatchNormOfOneImage(TorchFunctionMode):
@@ -343,10 +325,6 @@ def _set_generators(devices: Iterable[torch.device], states: Sequence[Tensor]) -
         put(state) if device.type == "mps" else put(state, device)
 
 
-def _equal(states: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(map(torch.equal, states, others))
-
-
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 0
 
@@ -363,17 +341,13 @@ def _holds_tensors(x: Any) -> bool:
     return any(isinstance(value, Tensor) for value in values)
 
 
-def _numbered(leaves: Sequence[Any]) -> tuple[list[int], list[Any]]:
-    """The number of each tensor among the different ones, -1 for anything else; and these others."""
-    tensors = list({id(x): x for x in leaves if isinstance(x, Tensor)})
-    numbers = [tensors.index(id(x)) if isinstance(x, Tensor) else -1 for x in leaves]
-    return numbers, [None if isinstance(x, Tensor) else x for x in leaves]
-
-
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     if len({x.shape[1:] for x in parts}) > 1:
         came = ", ".join(str(tuple(x.shape)) for x in parts[:4])
-        raise ValueError(f"model: expected outputs of one width for all chunks, got shapes {came}")
+        raise ValueError(
+            f"model: expected outputs of one width for all chunks, got shapes {came}; return "
+            "the embeddings alone"
+        )
     return torch.cat(list(parts))
 
 
