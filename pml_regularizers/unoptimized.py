@@ -31,9 +31,10 @@ _told: set[int] = set()  # a loss may be watched by itself and in a sum
 _hook: list[Any] = []
 
 
-def watch(loss: nn.Module) -> None:
+def watch(loss: nn.Module, embeddings: Any) -> None:
     """Look at a loss's own parameters, at the start of a training step."""
-    if torch.compiler.is_compiling():
+    training = loss.training and torch.is_grad_enabled()
+    if not training or torch.compiler.is_compiling() or not getattr(embeddings, "requires_grad", 0):
         return
     watched = _watches.get(loss)
     if watched is None:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
+from ..functional.checks import check_embeddings
 from ..functional.precision import full_precision
 from ..unoptimized import watch
-from .feature_maps import FeatureModule, first_tensor, floating
+from .feature_maps import FeatureModule, first_tensor
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadStack
 
 Loss = TypeVar("Loss", bound=nn.Module)
@@ -157,10 +158,8 @@ class FeatureLoss(BaseMetricLossFunction):
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
             )
-        if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
-            raise ValueError(_no_embeddings(embeddings))
-        if self.training and embeddings.requires_grad and torch.is_grad_enabled():
-            watch(self)
+        check_embeddings(embeddings)
+        watch(self, embeddings)
         with self.reading(embeddings, features):
             loss: Tensor = super().forward(
                 full_precision(embeddings), labels, indices_tuple, *reference
@@ -281,16 +280,6 @@ def attach_all(
 def _named(value: Any) -> str:
     """What came instead of modules or features by name."""
     return (", ".join(value) or "none") if isinstance(value, Mapping) else type(value).__name__
-
-
-def _no_embeddings(came: Any) -> str:
-    """The message for embeddings that are not a floating-point tensor."""
-    got, way_out = type(came).__name__, "call loss(embeddings, labels)"
-    if isinstance(came, Tensor):
-        got = f"{came.dtype} {tuple(came.shape)}"
-    elif isinstance(came, Mapping):
-        way_out = f"pass the tensor in it, such as output.{floating(came, 'sentence_embedding')}"
-    return f"embeddings: expected a floating point tensor (N, E), got {got}; {way_out}"
 
 
 def _outermost(module: nn.Module) -> list[FeatureModule]:

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from ..functional.checks import floating
 from ..functional.precision import full_precision
 
 HEADS: WeakSet[nn.Module] = WeakSet()
@@ -119,9 +120,3 @@ def first_tensor(features: Any) -> Tensor:
     raise ValueError(
         f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
     )
-
-
-def floating(output: Mapping[str, Any], *first: str) -> str:
-    """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
-    named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
-    return next((name for name in (*first, *named, *output) if name in output), "...")

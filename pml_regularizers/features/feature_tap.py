@@ -336,9 +336,8 @@ def _head_of(stages: Iterable[nn.Module]) -> nn.Module:
         for child in head.children()
         if ids.intersection(map(id, (child, *child.children())))
     ]
-    for head in heads:
-        if not any(head is x for other in heads if other is not head for x in other.modules()):
-            return head
+    if heads:
+        return max(heads, key=lambda head: len([*head.modules()]))
     raise ValueError(
         "embedder: expected the module that returns the embeddings, got none, and the source is no EmbeddingHead; "
         "write attach(trunk, embedder=head), with the network itself where it returns them, or pass features= in "

@@ -1,7 +1,7 @@
 """Checks of arguments, with one wording for all losses, and what a loss inside another one offers."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -23,6 +23,24 @@ def one_of(name: str, word: object, words: Iterable[object]) -> None:
         raise ValueError(
             f"{name}: expected one of {', '.join(str(known) for known in words)}; got {word!r}"
         )
+
+
+def check_embeddings(came: Any) -> None:
+    """Raise a ValueError for embeddings that are no floating point tensor."""
+    if isinstance(came, Tensor) and came.is_floating_point():
+        return
+    got, way_out = type(came).__name__, "call loss(embeddings, labels)"
+    if isinstance(came, Tensor):
+        got = f"{came.dtype} {tuple(came.shape)}"
+    elif isinstance(came, Mapping):
+        way_out = f"pass the tensor in it, such as output.{floating(came, 'sentence_embedding')}"
+    raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {got}; {way_out}")
+
+
+def floating(output: Mapping[str, Any], *first: str) -> str:
+    """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
+    named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
+    return next((name for name in (*first, *named, *output) if name in output), "...")
 
 
 def check_classes(loss: str, labels: Tensor | None, num_classes: int) -> None:

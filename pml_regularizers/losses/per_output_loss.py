@@ -86,7 +86,6 @@ class PerOutputLoss(FeatureLoss):
             losses = self.__dict__.get("_modules", {}).get("losses") or {}
             return offered_by(next(iter(losses.values()), None), name, self)
 
-    @torch.jit.unused
     def forward(
         self,
         embeddings: Tensor,

@@ -125,7 +125,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: horde(UNREDUCED), "loss: DoNothingReducer does not return one number; use another"),
     (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
     (lambda: horde()(X[:, :3], LABELS, features=MAP), r"embeddings: expected \(N, 4\), got"),
-    (lambda: horde()({"last_hidden_state": X}, LABELS), "embeddings: .* got dict; pass the tensor"),
+    *(
+        (
+            partial(lambda made: made({"pooled": X}, LABELS), loss),
+            "embeddings: .* dict; .*output.pooled",
+        )
+        for loss in (horde(), DistributedLoss(CONTRASTIVE))
+    ),
     (lambda: horde()(X, LABELS, features=MAP, enqueue_mask=LABELS > 0), "enqueue_mask: .* no loss"),
     *(
         (
