@@ -129,8 +129,16 @@ class FeatureTap:
         self._names = tuple(stages)
         self._frozen = frozen
         self._pool = pool
-        self._of_head = embedder is None  # whose stages are what their names say
-        embedder = _head_of(stages.values()) if embedder is None else embedder
+        head = _head_of(stages.values())
+        # Stages of a head are what their names say, also where it returns one of them as the embeddings.
+        self._known = all(getattr(head, name, None) is x for name, x in stages.items())
+        embedder = head if embedder is None else embedder
+        if embedder is None:
+            raise ValueError(
+                "embedder: expected the module that returns the embeddings, got none, and the source is no "
+                "EmbeddingHead; write attach(trunk, embedder=head), with the network itself where it returns them, "
+                "or pass features= in each call"
+            )
         stage = stages.get("pooled" if pool else "feature_map")
         self._channels_last = getattr(stage, "output_fmt", "") == "NHWC"  # timm's
         prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
@@ -175,7 +183,7 @@ class FeatureTap:
             features[name] = parts[0]
             if len(parts) > 1:
                 features[name] = tree_map(lambda *same: torch.cat(same), *parts)
-            if not self._of_head:
+            if not self._known:
                 self._check(name, features[name], own_embeddings(embeddings))
             if name == "pooled" and self._pool:
                 features[name] = pooled_map(features[name], self._channels_last)
@@ -208,15 +216,15 @@ class FeatureTap:
         self._record(_END, embeddings)
 
     def pop(self, embeddings: Tensor) -> list[_Pass]:
-        """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
+        """Forget the passes that made `embeddings`, and the older ones; the former, in the order of their rows."""
         own, passes = own_embeddings(embeddings), self._passes()
         training = [each for each in passes if each.training]
         makers = (_traced(own) and _makers(own, training)) or _makers(own, passes)
         if makers:
             newest = max(makers, key=passes.index)
             older = passes[: passes.index(newest) + 1]
-            # A test may come between a training pass and its loss.
-            served = [each.calls for each in older if newest.training or not each.training]
+            # But a test may come between a training pass and its loss, and the other way round.
+            served = [each.calls for each in older if each.training == newest.training]
             gone = {id(call) for calls in served for call in calls}
             self._calls.stack[:] = [x for x in self._calls.stack if id(x) not in gone]
         return makers
@@ -327,22 +335,16 @@ class _Hook:
         return _Hook, (self.tap(), self._name)
 
 
-def _head_of(stages: Iterable[nn.Module]) -> nn.Module:
+def _head_of(stages: Iterable[nn.Module]) -> nn.Module | None:
     """The head that has one of the stages as a child; the outermost of several."""
     ids = {id(stage) for stage in stages}
-    heads = [
+    heads = (
         head
         for head in list(HEADS)
         for child in head.children()
         if ids.intersection(map(id, (child, *child.children())))
-    ]
-    if heads:
-        return max(heads, key=lambda head: len([*head.modules()]))
-    raise ValueError(
-        "embedder: expected the module that returns the embeddings, got none, and the source is no EmbeddingHead; "
-        "write attach(trunk, embedder=head), with the network itself where it returns them, or pass features= in "
-        "each call"
     )
+    return max(heads, key=lambda head: len([*head.modules()]), default=None)
 
 
 def _is_input(output: Features, inputs: Any) -> bool:

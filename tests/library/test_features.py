@@ -324,7 +324,9 @@ def test_a_head_without_a_layer_has_the_embeddings_as_features() -> None:
     )
     loss = CosinePowersLoss(losses.ContrastiveLoss())
     expected = loss(maps.mean((2, 3)), labels, features=maps.mean((2, 3)))
-    assert_close(loss.attach(head)(head(maps), labels), expected)
+    for embedder in (None, nn.Sequential(head)):
+        loss.attach(head, embedder=embedder)
+        assert_close(loss((embedder or head)(maps), labels), expected)
     confusion = EnergyConfusionRegularizer(gradient="fc").attach(head)
     with pytest.raises(MissingFeaturesError, match=r'choose gradient="all" .* head\.fc = '):
         confusion(head(maps.requires_grad_()), labels)
