@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
 from ..functional.precision import full_precision
-from .trunk_output import as_taken
+from .trunk_output import as_taken, evaluating
 
 Rows = tuple[Tensor, Tensor]
 
@@ -30,24 +30,18 @@ def extract_features(
         seen.append(full_precision(inputs[0]).cpu())
 
     own = next(chain(trunk.parameters(), head.parameters()), torch.empty(0))
-    modes = {module: module.training for part in (trunk, head) for module in part.modules()}
     bar = tqdm(loader, desc="features", unit="batch", disable=not progress or rank > 0)
     mine: list[Rows] = []
     handle = layer.register_forward_pre_hook(see)
     try:
-        trunk.eval()
-        head.eval()
-        with torch.no_grad():
+        with evaluating(trunk, head):
             for number, batch in enumerate(bar):
-                if not divided and number % processes != rank:
-                    continue
-                images, labels = _images_and_labels(batch)
-                head(trunk(as_taken(images, own)))
-                mine.append((seen.pop(), labels.cpu()))
+                if divided or number % processes == rank:
+                    images, labels = _images_and_labels(batch)
+                    head(trunk(as_taken(images, own)))
+                    mine.append((seen.pop(), labels.cpu()))
     finally:
         handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
     every = [mine]
     if several:
         every = [[] for _ in range(processes)]

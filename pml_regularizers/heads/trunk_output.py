@@ -4,6 +4,8 @@ What a network states about itself is not enough: timm's MobileNetV3 has 576 `nu
 channels, Swin gives channels-last maps, and a network of your own states nothing.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isqrt
 from typing import Any, Literal, NamedTuple
 
@@ -70,6 +72,20 @@ def last_hidden_state(output: Any) -> Any:
     return getattr(output, "last_hidden_state", output)
 
 
+@contextmanager
+def evaluating(*networks: nn.Module) -> Iterator[None]:
+    """Evaluation mode, without gradients; the mode of each module is restored."""
+    modes = {module: module.training for network in networks for module in network.modules()}
+    try:
+        for network in networks:
+            network.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def as_taken(x: Tensor, parameter: Tensor) -> Tensor:
     """A network's input, on the device of its parameters and in their precision; token numbers stay integers."""
     return x.to(parameter.device, parameter.dtype if _are_pixels(x) else x.dtype)
@@ -80,12 +96,11 @@ def _are_pixels(x: Tensor) -> bool:
 
 
 def try_out(network: nn.Module, x: Tensor) -> Any:
-    """The output of a network in evaluation mode and without gradients; the mode of each module is restored."""
+    """The output of a network for a trial input."""
     own = next(network.parameters(), x)
-    modes = {module: module.training for module in network.modules()}
     try:
-        with torch.no_grad():
-            return network.eval()(as_taken(x, own))
+        with evaluating(network):
+            return network(as_taken(x, own))
     except Exception as error:
         way_out = "pass image=..., an image as it takes them"
         if (width := _text_width(network)) is not None:
@@ -96,9 +111,6 @@ def try_out(network: nn.Module, x: Tensor) -> Any:
         raise ValueError(
             f"trunk: {type(network).__name__} fails for a trial input {tuple(x.shape)} ({error}); {way_out}"
         ) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _text_width(network: nn.Module) -> int | None:
