@@ -279,7 +279,7 @@ class FeatureTap:
             calls[:] = [call for call in calls if call.training]
         same = [i for i, x in enumerate(calls) if x.name == name and x.training == training]
         # Two at least, or embeddings to come would seem to be those of the last alone.
-        if len(same) == (self.capacity if training else 2):
+        if len(same) == (self.capacity if training or self._frozen else 2):
             calls[:] = [x for i, x in enumerate(calls) if i > same[0] or x.training != training]
         calls.append(_Call(name, training, output, inputs))
 

@@ -267,6 +267,17 @@ def test_a_stage_whose_output_is_pooled_before_the_embedder() -> None:
             loss(embedder(stage(maps[1]).mean((2, 3))), labels)
 
 
+def test_a_loss_of_several_passes_behind_a_frozen_stage() -> None:
+    stage, embedder, loss = nn.Identity(), nn.Linear(CHANNELS, WIDTH), Slow()
+    loss.attach(stage, embedder=embedder, frozen=True).together = threading.Barrier(1)
+    maps, embeddings = torch.randn(4, 3, CHANNELS), []
+    for x in maps:
+        with torch.no_grad():
+            x = stage(x)
+        embeddings.append(embedder(x))
+    assert_close(loss(torch.cat(embeddings), torch.arange(12)), maps.mean())
+
+
 def test_the_embedder_is_told_by_a_head_alone() -> None:
     network = Network()
     for source in (network.trunk, nn.Sequential(network.trunk, nn.Flatten())):
