@@ -26,6 +26,7 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +43,7 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.console import at_least, printable, replacing
+from benchmarks.console import at_least, decimal, printable, replacing
 from benchmarks.datasets import DatasetError, read_image, walk
 from benchmarks.reporting import fill
 from benchmarks.reporting.identification import USUAL, Judge, judge
@@ -202,6 +203,12 @@ class Search:
         place = self.place_of(path)
         return None if place is None or len(place.parts) < 2 else str(place.parent)
 
+    def images_of_a_class(self) -> int | None:
+        """The median over images; None if they lie in no folders of classes."""
+        classes = [name for path in self.paths if (name := self.class_of(path))]
+        sizes = Counter(classes)
+        return int(np.median([sizes[name] for name in classes])) if classes else None
+
     def answer(self, query: Path, neighbours: int, judged: Judge | None) -> Answer:
         """Search for an image; raises a DatasetError if it cannot be read."""
         embedding, (problem,) = self.network.embed([query])
@@ -227,8 +234,13 @@ class Search:
         return Answer(query, near, [] if inside else same, verdict, name)
 
 
-def judge_of(exported: Path, images: int, rate: float | None) -> tuple[Judge | None, str]:
+def judge_of(
+    exported: Path, images: int, own_images: int | None, rate: float | None
+) -> tuple[Judge | None, str]:
     """The judge for a folder of so many images, and what is to be said of it; None without thresholds of use.
+
+    Args:
+        own_images: Of a class there.
 
     Raises:
         ValueError: if there is none for a rate that was asked for.
@@ -238,7 +250,7 @@ def judge_of(exported: Path, images: int, rate: float | None) -> tuple[Judge | N
     try:
         if stored.get("identification") is None:
             raise ValueError(f'{exported} has no thresholds for "known" or "unknown"; {HOW}')
-        found = judge(stored["identification"], images, rate)
+        found = judge(stored["identification"], images, rate, own_images)
     except ValueError as error:
         if rate is not None:
             raise ValueError(f"--false-positives: {error}") from error
@@ -246,6 +258,13 @@ def judge_of(exported: Path, images: int, rate: float | None) -> tuple[Judge | N
     if not stored.get("approximate"):
         return found, found.told()
     return found, f"{found.told()} This is approximate: a network of fewer classes was tested."
+
+
+def share(text: str) -> float:
+    """A `type` for argparse: a share, above 0."""
+    if not 0 < (number := decimal(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.01, got {text}")
+    return number
 
 
 def asked(paths: Sequence[Path]) -> Iterator[Path]:
@@ -321,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--neighbours", type=at_least(1), default=5, help="default: 5")
     add("--html", type=Path, metavar="FILE", help="write a page, such as neighbours.html")
     words = f"share of unknown photographs that may be called known; default: {USUAL:g} or more"
-    add("--false-positives", type=float, metavar="RATE", help=words)
+    add("--false-positives", type=share, metavar="RATE", help=words)
     add("--index", type=Path, metavar="FILE.npz", help="keep the embeddings of the folder there")
     options = parser.parse_intermixed_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
@@ -335,7 +354,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         paths = images_in(options.images)
         search = Search(Network(options.exported), options.images, paths, options.index)
-        judged, told = judge_of(options.exported, len(search.paths), options.false_positives)
+        counts = len(search.paths), search.images_of_a_class()
+        judged, told = judge_of(options.exported, *counts, options.false_positives)
     except (OSError, ValueError) as error:  # no such folder or file, or no image
         parser.error(str(error))
     print(told, file=sys.stderr)

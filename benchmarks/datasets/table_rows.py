@@ -67,7 +67,11 @@ class Row:
     def label(self) -> str:
         self._check_ends("label")
         name = unicodedata.normalize("NFC", self.cells["label"])
-        if not is_usable(name) or name.lower() in EMPTY:
+        if name and name.lower() in EMPTY:  # not one class of all images without one
+            raise self.wrong(
+                "label", "a class (rename one of this name, or leave out the rows without)"
+            )
+        if not is_usable(name):
             raise self.wrong("label", "the name of a class")
         if (self.names["label"], name) == ("identity", "unknown"):
             raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")

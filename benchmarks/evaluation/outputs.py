@@ -101,13 +101,14 @@ def verified(
 ) -> dict[str, Any]:
     """The record's entries "verification" and "identification", if asked for; all processes call it.
 
-    The second one is about new classes: it is left out where tested classes may have been trained on.
+    The second one is about new classes: it is left out where tested classes may have been trained on, or settings
+    chosen on them.
     """
     if not experiment.evaluation.verification:
         return {}
     images = found.embeddings, found.labels, test_set.is_query, accelerator
     measured = {"verification": verify(*images)}
-    if not experiment.data.known_classes:
+    if experiment.data.split == "test" and not experiment.data.known_classes:
         measured["identification"] = identify(*images)
     return measured
 

@@ -30,10 +30,12 @@ class Judge:
         false_positives: Share of unknown queries that are called known.
         half_width: Of its 95 % interval; None if there are too few classes for one.
         true_positives: Share of known queries that are named rightly.
+        true_half_width: Of its 95 % interval; None if there are too few classes for one.
         misnamed: Share of known queries that are named wrongly.
         missed: Share of known queries that are called unknown, at most.
         rejected: Share of unknown queries that are called unknown.
         times: How much larger the gallery is; 1 if it is not.
+        own_images: Images of a class in the gallery; None: as in the test.
         found: What was measured.
     """
 
@@ -42,10 +44,12 @@ class Judge:
     false_positives: float
     half_width: float | None
     true_positives: float
+    true_half_width: float | None
     misnamed: float
     missed: float
     rejected: float
     times: float
+    own_images: int | None
     found: Mapping[str, Any]
 
     def word(self, similarity: float) -> str:
@@ -61,26 +65,44 @@ class Judge:
         wrong = ceil(base * self.false_positives - 1e-9)
         found = self.found
         interval = "" if self.half_width is None else f" (± {ceil(base * self.half_width)})"
+        width = "" if self.true_half_width is None else f" (± {ceil(100 * self.true_half_width)})"
         called = f"{most}{wrong}{interval} {'is' if wrong == 1 else 'are'} called known"
         told = (
             f"Of {base:,} unknown photographs, {called} and {least}{int(base * self.rejected):,} unknown. "
-            f"Of 100 known ones, {least}{int(100 * self.true_positives)} are named rightly, "
+            f"Of 100 known ones, {least}{int(100 * self.true_positives)}{width} are named rightly, "
             f"{most}{ceil(100 * self.misnamed - 1e-9)} wrongly, and at most {ceil(100 * self.missed - 1e-9)} are "
             f"called unknown. Measured on {found['unknown_queries']:,} photographs of "
-            f"{found['unknown_classes']:,} classes, each compared with {found['compared']:,} of other classes."
+            f"{found['unknown_classes']:,} classes, each compared with {found['compared']:,} of other classes; "
         )
+        counts = found["known_queries"], found["known_classes"]
+        known = "known ones have"
+        if counts != (found["unknown_queries"], found["unknown_classes"]):
+            known = f"the {counts[0]:,} known ones, of {counts[1]:,} classes, have"
+        own, here = found["own_images"], self.own_images
+        told += f"{known} about {own:,} image{'s' * (own != 1)} of their class to find."
         if self.times > 1:
             told += f" The searched folder has {self.times:.2g} times as many, so that the numbers are limits."
+        if here is not None and here < own:
+            told += (
+                f" It has about {here:,} image{'s' * (here != 1)} of a class, so that fewer known photographs are "
+                "named, and more are called unknown."
+            )
         return told
 
 
-def judge(found: Mapping[str, Any], images: int = 0, rate: float | None = None) -> Judge:
+def judge(
+    found: Mapping[str, Any],
+    images: int = 0,
+    rate: float | None = None,
+    own_images: int | None = None,
+) -> Judge:
     """The judge for a gallery of so many images.
 
     Args:
         found: The entry "identification" of a record.
         rate: Share of unknown queries that may be called known; default: `USUAL`, or the least above it with a
             threshold that is of use.
+        own_images: Images of a class there, if they are known.
 
     Raises:
         ValueError: if no threshold is of use, or none is for that rate.
@@ -103,10 +125,12 @@ def judge(found: Mapping[str, Any], images: int = 0, rate: float | None = None) 
             false_positives=min(1.0, times * share),
             half_width=width and times * width,
             true_positives=max(0.0, row["true_positives"] - (times - 1) * share),
+            true_half_width=row["true_positives_half_width"],
             misnamed=min(1.0, row["misnamed"] + (times - 1) * share),
             missed=unknown["missed"] if below > -inf else 0.0,
             rejected=max(0.0, 1 - times * (1 - rejected)),
             times=times,
+            own_images=own_images,
             found=found,
         )
         judges.append(one)
@@ -159,11 +183,8 @@ def identified(groups: Mapping[str, Group]) -> list[str | Table]:
         for label, of_seeds in infos.items()
     }
     if not any(tested.values()):
-        known = (
-            runs[0].info["data"].get("known_classes") if runs[0].info.get("verification") else None
-        )
-        why = f"Known or unknown? Not measured: {known} of the tested classes were trained on."
-        return [why] if known else []
+        why = _not_measured(runs[0].info)
+        return [f"Known or unknown? Not measured: {why}."] if why else []
     if len(runs) == 1:
         return [*known_or_unknown(runs[0].info), *_thresholds(runs[0].info["identification"])]
     rows = []
@@ -178,6 +199,19 @@ def identified(groups: Mapping[str, Group]) -> list[str | Table]:
         "called known (FPIR):"
     )
     return [told, Table(["method", *names], rows)]
+
+
+def _not_measured(info: Mapping[str, Any]) -> str | None:
+    """Why a run that was asked for thresholds has none; None if it was not."""
+    data, tests = info["data"], info["config"].get("evaluation", {})
+    if not (info.get("verification") or tests.get("verification")):
+        return None
+    if known := data.get("known_classes"):
+        return f"{known} of the tested classes were trained on"
+    return {
+        "all": "the tested classes were trained on",
+        "validation": "settings are chosen on the tested classes",
+    }.get(data["split"])
 
 
 def _row(found: Mapping[str, Any], rate: float) -> Mapping[str, Any]:

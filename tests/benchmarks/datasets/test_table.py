@@ -209,7 +209,7 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
             r"c\a0.png,a",
             ": 1 of 4 paths have backslashes, as Windows writes them, such",
         ),
-        ("path,label", "a0.png,NaN", ", line 5, column label: expected the name of a class"),
+        ("path,label", "a0.png,NaN", ", line 5, column label: expected a class (rename one of"),
         ("path,label,bbox", 'a0.png,a,"[true, 2, 3, 4]"', BOX),
         ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a known indiv"),
         (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),

@@ -59,6 +59,10 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
         in output
     )
     assert "may have been trained" not in output
+    for split in ("all", "validation"):  # trained on, or chosen on
+        seen = tested(trained, f"--data.split={split}", "--data.folds=2")
+        assert "verification" in seen and "identification" not in seen
+        assert "Known or unknown? Not measured: " in printed(capsys)
 
 
 def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, tmp_path, capsys):

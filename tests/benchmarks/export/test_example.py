@@ -75,6 +75,7 @@ def test_the_search_refuses_in_one_line(trained, exported, pictures, search):
         ([exported, pictures, no_image], no_image),
         ([exported, pictures, query, f"--index={exported}"], "--index"),
         ([exported, pictures, query, "--false-positives=0.1"], "no thresholds for"),
+        ([exported, pictures, query, "--false-positives=1.5"], "expected a share"),
     ):
         status, _, errors = search(*words)
         assert status == 2 and str(told) in errors.splitlines()[-1]
@@ -162,8 +163,9 @@ def test_no_search_is_printed_without_images(run):
 def write_thresholds(exported: Path, known: float, unknown: float | None, **more: Any) -> None:
     """Of a test that compared each of 1,000 photographs with 90 others."""
     row = {"false_positives": 0.1, "threshold": known, "true_positives": 0.6, "misnamed": 0.03}
-    row |= {"false_positives_half_width": None}
-    about = {"compared": 90, "unknown_queries": 1000, "unknown_classes": 10}
+    row |= {"false_positives_half_width": None, "true_positives_half_width": None}
+    about = {"compared": 90, "own_images": IMAGES, "unknown_queries": 1000, "unknown_classes": 10}
+    about |= {"known_queries": 1000, "known_classes": 10}
     about |= {"unknown": {"missed": 0.1, "threshold": unknown, "rejected": 0.7}}
     write_json(exported / "thresholds.json", {"identification": {**about, "rates": [row], **more}})
 
@@ -191,6 +193,9 @@ def test_it_says_known_not_sure_or_unknown(exported, pictures, tmp_path, search)
         *("unknown", "known: class5", f"same file  {query}"),
     ]
     assert page.read_text().count('<p class="verdict">') == 2
+    assert "fewer known photographs" not in errors
+    write_thresholds(judging, 0.5, 0.2, own_images=IMAGES + 1)
+    assert f"has about {IMAGES} images of a class, so" in search(judging, pictures, query)[2]
     write_thresholds(judging, 0.5, 0.2, compared=5)
     _, printed, errors = search(judging, pictures, query)
     assert "known" not in printed and "the folder is 6.4 times as large as the tested" in errors

@@ -163,6 +163,7 @@ def identification(queries: int, right: float) -> dict[str, Any]:
     ]
     about = {"gallery_images": 100, "gallery_classes": 10, "compared": 90, "own_images": 9}
     about |= {"unknown_queries": queries, "unknown_classes": 10, "rates": rates}
+    about |= {"known_queries": queries - 20, "known_classes": 8}
     return about | {"unknown": {"missed": 0.1, "threshold": 0.7, "rejected": 0.6}}
 
 
@@ -175,7 +176,8 @@ def test_verification_and_identification_are_told_in_words(make):
     assert shown == [["1 %", "0.625 ± 0.030", "40.00 ± 10.00"], ["0.01 %", "–", "–"]]
     assert "the test has 2,000 pairs of two classes, and needs 100,000" in text
     assert "Of 100 unknown photographs, 1 (± 1) is called known and 60 unknown." in text
-    assert "Of 100 known ones, 50 are named rightly, 2 wrongly, and at most 10 are called" in text
+    assert "Of 100 known ones, 50 (± 5) are named rightly, 2 wrongly, and at most 10 are" in text
+    assert "the 980 known ones, of 8 classes, have about 9 images of their class to find" in text
     shown = [list(row.values()) for row in table(text, 2)]
     assert shown[1:] == [["1 % ± 0.50", "0.800", "50.00 ± 5.00"], ["0.1 %", "–", "–"]]
 
@@ -189,6 +191,15 @@ def test_verification_and_identification_are_told_in_words(make):
     assert [list(row.values()) for row in table(text, 2)] == [["A", "50.00", "50.00", "–"]]
     useless = make("C", 0, 0.4, identification=identification(200, 0.08))
     assert "where 10 of 100 unknown photographs are called known, only 8 of" in compared(useless)
+
+
+@pytest.mark.parametrize(
+    ("split", "told"),
+    [("all", "the tested classes were trained on"), ("validation", "settings are chosen on the")],
+)
+def test_thresholds_that_were_asked_for_and_not_measured_are_told(make, split, told):
+    asked = {"config": {"evaluation": {"verification": True}}, "data": DATA | {"split": split}}
+    assert f"Known or unknown? Not measured: {told}" in compared(make("A", 0, 0.4, **asked))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +222,8 @@ def test_rates_in_a_larger_folder_are_limits(images, asked, told):
     rates = (one.false_positives, one.true_positives, one.misnamed, one.rejected, one.times)
     assert rates == pytest.approx(told) and ("limits" in one.told()) == (images > 90)
     assert [*map(one.word, (0.9, 0.75, 0.6))] == ["known", "not sure", "unknown"]
+    few = judge(found, images, asked, own_images=1).told()
+    assert "has about 1 image of a class, so that fewer" in few and "fewer" not in one.told()
 
 
 def test_a_run_that_diverged_is_counted_and_named(make):
