@@ -45,8 +45,12 @@ CHOICE = {
 }
 """Settings that say which classes are tested, and those of other images, for which the run's do not hold."""
 
+GROUPS = {"data.camera": "null", "data.sequence": "null"}
+"""Settings that say which images leave rankings, and those of other images."""
+
 SETTINGS = (
-    *("data.dataset", "data.root", "data.table", *CHOICE, "data.image_size", "data.resize"),
+    *("data.dataset", "data.root", "data.table", *CHOICE, *GROUPS, "data.image_size"),
+    "data.resize",
     *("data.keep_aspect", "data.interpolation", "data.num_workers", "evaluation.recall_at"),
     *("evaluation.batch_size", "evaluation.parts", "evaluation.clustering"),
     *("evaluation.verification", "precision"),
@@ -111,7 +115,10 @@ class Test:
         elif data.split == "all":
             classes = "the classes of the training"
         counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images"
-        counts += f", {datasets.queries_text(*datasets.count_queries(self.images))}"
+        asked = datasets.count_queries(self.images.labels, self.images.ranking)
+        counts += f", {datasets.queries_text(*asked)}"
+        if leaving := datasets.leaving_text(data.camera, data.sequence):
+            counts += f"; {leaving}"
         return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
 
 
@@ -170,7 +177,9 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     info, config = restored.run.info, restored.run.file("config.yaml")
     own = restored.experiment.data
 
-    def load(values: Mapping[str, str], default: float | None) -> Loaded:
+    def load(
+        values: Mapping[str, str], default: float | None, given: Mapping[str, str] = given
+    ) -> Loaded:
         command = _parse(config, {**TRAINING, **values, **given}, own.in_chans)
         experiment = command.experiment
         return command, building.build_tested(
@@ -181,12 +190,14 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     if given.get("data.dataset", own.dataset) == own.dataset:
         try:
             loaded = load({}, 0.5)
-            same = loaded[1].fingerprint == info["data"]["fingerprint"]
+            as_run = {name: value for name, value in given.items() if name not in GROUPS}
+            alike = loaded if len(as_run) == len(given) else load({}, 0.5, as_run)
+            same = alike[1].fingerprint == info["data"]["fingerprint"]
         except settings.ConfigError:
             if not named:
                 raise
     if loaded is None or (named and not same):
-        loaded = load({"data.table": "null", **CHOICE}, None)
+        loaded = load({"data.table": "null", **CHOICE, **GROUPS}, None)
     command, images = loaded
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}

@@ -18,15 +18,13 @@ from benchmarks.datasets import (
     Listing,
     answerable,
     folder,
+    leaving_text,
     load,
     table,
 )
 from benchmarks.settings import VIEWS, ConfigError, Data
 
 GLYPHS_SIZE = 32
-
-UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-"""Views of photographs before `show_to`."""
 
 
 def image_size(data: Data, trunk: nn.Module) -> int:
@@ -96,7 +94,7 @@ def _splits(data: Data, seed: int, default: float | None) -> Callable[..., Glyph
         size = data.image_size or GLYPHS_SIZE
         make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
     else:
-        make = partial(ImageSet, list_images(data, default), views=UNSEEN)
+        make = partial(ImageSet, list_images(data, default))
     return partial(make, fold=data.fold, folds=data.folds)
 
 
@@ -129,6 +127,8 @@ def list_images(data: Data, default: float | None = None) -> Listing:
     return table.read(
         *(data.table, data.root, data.test_classes),
         known_classes=bool(data.known_classes),
+        camera=data.camera,
+        sequence=data.sequence,
         default=default,
     )
 
@@ -175,13 +175,23 @@ def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
 
 def _check_retrieval(data: Data, images: Glyphs | ImageSet, split: str = "test") -> None:
     """Raise a DatasetError unless some image has another one to retrieve."""
-    if answerable(images.labels, images.is_query).any():
+    ranking = images.ranking
+    if answerable(images.labels, ranking).any():
+        if ranking is not None and not ranking.wrong(images.labels)[ranking.queries].any():
+            raise DatasetError(
+                f"{data.table}: {leaving_text(data.camera, data.sequence)}, so that no query has one of another "
+                "class in its ranking; take another column"
+            )
         return
     place, kind = data.table or data.root, "validation" if split == "validation" else "test"
-    if images.is_query is not None and images.is_query.any():
+    if ranking is not None and ranking.queries.any():
+        told, remedy = "is in the gallery", "give classes both queries and gallery images"
+        if leaving := leaving_text(data.camera, data.sequence):
+            told = f"has a gallery image left ({leaving})"
+            remedy = "take more images, or another column"
         raise DatasetError(
-            f"{place}: no query's class is in the gallery, so that none of {int(images.is_query.sum()):,} queries "
-            "has anything to find; give classes both queries and gallery images"
+            f"{place}: no query's class {told}, so that none of {int(ranking.queries.sum()):,} queries has "
+            f"anything to find; {remedy}"
         )
     raise DatasetError(
         f"{place}: no {kind} class has two images, one to search with and one to find; take more classes or images"

@@ -22,8 +22,10 @@ from .listing import (
     load as load,
 )
 from .queries import (
+    Ranking as Ranking,
     answerable as answerable,
     count_queries as count_queries,
+    leaving_text as leaving_text,
     queries_text as queries_text,
 )
 from .remarks import (

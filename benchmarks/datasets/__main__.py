@@ -37,6 +37,8 @@ CLASSES = (
 )
 KNOWN = "allow test classes that are also trained on"
 LEVEL = "the first N folders of a path, or the last, are the class; default: all"
+CAMERA = "column; images of a query's class and camera leave its ranking"
+SEQUENCE = "column; images of a query's sequence leave its ranking"
 TABLE = "CSV or Parquet; docs/datasets.md describes its columns"
 OPTIONS: dict[str, dict[str, Any]] = {
     "root": {"type": Path, "metavar": "DIR", "required": True},
@@ -44,11 +46,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "class_level": {"type": _level, "metavar": "N|last", "help": LEVEL},
     "table": {"type": Path, "metavar": "FILE", "required": True, "help": TABLE},
     "known_classes": {"choices": ["true", "false"], "default": "false", "help": KNOWN},
+    "camera": {"metavar": "COLUMN", "help": CAMERA},
+    "sequence": {"metavar": "COLUMN", "help": SEQUENCE},
 }
 USED = {
     **dict.fromkeys(IMAGE_DATASETS, ("root",)),
     "folder": ("root", "test_classes", "class_level"),
-    "table": ("root", "test_classes", "table", "known_classes"),
+    "table": ("root", "test_classes", "table", "known_classes", "camera", "sequence"),
 }
 
 
@@ -73,7 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             listing = folder.read(root, chosen, options.class_level)
         elif options.name == "table":
             known = options.known_classes == "true"
-            listing = table.read(options.table, root, options.test_classes, known_classes=known)
+            groups = {"camera": options.camera, "sequence": options.sequence}
+            listing = table.read(
+                *(options.table, root, options.test_classes), known_classes=known, **groups
+            )
         else:
             info = IMAGE_DATASETS[options.name]
             listing, published = info.read(root), info.counts

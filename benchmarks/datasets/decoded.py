@@ -37,7 +37,7 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     def __init__(self, images: ImageSet, device: torch.device) -> None:
         self.images, self.device = images, device
         self.labels, self.num_classes = images.labels, images.num_classes
-        self.is_query = images.is_query
+        self.ranking = images.ranking
         self._bytes = [3 * math.prod(self._size(i)) for i in range(len(images))]
         self.nbytes = sum(self._bytes)
 

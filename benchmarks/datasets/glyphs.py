@@ -78,7 +78,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError: for an impossible fold, or an image_size below 16.
     """
 
-    is_query = None  # every image is a query and in the gallery
+    ranking = None  # every image is a query and in the gallery
     layout = "rendered"
     view = None  # there is one kind
     content = None  # the fingerprint is that of the pixels

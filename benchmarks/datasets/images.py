@@ -1,6 +1,7 @@
 """A dataset of image files for the runner."""
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 from benchmarks.datasets.contents import ImageDigests
 from benchmarks.datasets.listing import Listing
+from benchmarks.datasets.queries import Ranking
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
 
@@ -26,6 +28,10 @@ def seed_draws(index: int, seed: int) -> None:
     """Make the draws for a training view a function of (index, seed)."""
     state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
     torch.random.default_generator.manual_seed(int(state[0]))
+
+
+UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+"""Views of images that are counted only."""
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -48,7 +54,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     Attributes:
         labels: (len,) int64.
-        is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
+        ranking: Queries and gallery; None if each image is ranked against all others.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect".
 
     Raises:
@@ -62,7 +68,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         listing: Listing,
         split: Split = "train",
         *,
-        views: ImageViews,
+        views: ImageViews = UNSEEN,
         fold: int = 0,
         folds: int = 4,
         max_classes: int | None = None,
@@ -81,11 +87,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
         self._rows: list[int] = rows.tolist()
-        self.is_query: torch.Tensor | None = None
-        if "query" in listing.parts and split == "test":
-            self.is_query = torch.from_numpy(parts[rows] == "query")
-        elif "query" in listing.parts and split == "validation":
-            self.is_query = self._held_out_queries()
+        self.ranking = self._ranking(split, parts[rows].tolist())
 
     @property
     def content(self) -> str:
@@ -93,10 +95,15 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return self.listing.content
 
     def copies(self) -> int:
-        """The number of images with the same pixels as another of their class in this split."""
+        """Number of images with the same pixels as another of their class, and not of their group."""
         pixels = [digests.pixels for digests in self.digests]
-        keys = Counter(zip(pixels, self.labels.tolist(), strict=True))
-        return sum(count for count in keys.values() if count > 1)
+        groups: Iterable[int] = range(len(self))
+        if self.ranking is not None and self.ranking.groups is not None:
+            groups = self.ranking.groups.tolist()
+        alike = defaultdict(list)
+        for *key, group in zip(pixels, self.labels.tolist(), groups, strict=True):
+            alike[tuple(key)].append(group)
+        return sum(len(found) for found in alike.values() if len({*found}) > 1)
 
     @property
     def digests(self) -> list[ImageDigests]:
@@ -107,6 +114,13 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     def view(self) -> dict[str, object]:
         kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
         return {**kept, "crop_to_box": False}  # as older records have it, which stay comparable
+
+    def _ranking(self, split: Split, parts: Sequence[str]) -> Ranking | None:
+        listing, parts = self.listing, parts if split == "test" else ["test"] * len(self)
+        if split == "validation" and "query" in listing.parts:
+            parts = np.where(self._held_out_queries(), "query", "gallery").tolist()
+        groups = None if listing.groups is None else [listing.groups[row] for row in self._rows]
+        return Ranking.listed(parts, groups, whole_groups=listing.whole_groups)
 
     def _held_out_queries(self) -> torch.Tensor:
         """Make queries of about half of an item's images, as in the test part; a single image is in the gallery.

@@ -61,12 +61,16 @@ class Listing:
     layout: str  # the one found, such as "img_highres"
     paths: Sequence[str]  # with forward slashes
     classes: Sequence[str]  # names, unique within the dataset
-    parts: Sequence[str]  # "train", and "test" or "query" and "gallery"
+    parts: Sequence[str]  # "train", "query", "gallery", and "test", which is both of these
     upright: bool = False  # turn images by their EXIF orientation; or their pixels stay as stored
     left_out: Mapping[str, int] = field(default_factory=dict)  # files that are no images, by suffix
     boxes: Sequence[Box | None] | None = None  # the part of each image that is seen; None: all
     level: int | str | None = None  # data.class_level of a folder
     places: Sequence[str] | None = None  # where each is listed, such as "FILE, line 5", for errors
+    groups: Sequence[str] | None = (
+        None  # as of `queries.Ranking`; "\0" begins the name of an image in none
+    )
+    whole_groups: bool = False
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):
@@ -87,7 +91,7 @@ class Listing:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of the listed paths, classes, parts and boxes and of the files' sizes.
+        """SHA-256 in hexadecimal of the listed paths, classes, parts, boxes and groups and of the files' sizes.
 
         Raises:
             DatasetError: if a file is missing.
@@ -100,8 +104,9 @@ class Listing:
             except OSError as error:
                 raise self.wrong(place, error) from error
         digest = hashlib.sha256(self.name.encode())
-        boxes = [] if self.boxes is None else [self.boxes]
-        for row in zip(self.paths, self.classes, self.parts, sizes, *boxes, strict=True):
+        more = [column for column in (self.boxes, self.groups) if column is not None]
+        digest.update(b"whole groups\n" if self.whole_groups else b"")
+        for row in zip(self.paths, self.classes, self.parts, sizes, *more, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
 
@@ -153,7 +158,11 @@ def is_usable(name: str) -> bool:
 
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
     """Images and classes of each part, as text."""
-    texts = [f"{part} {images:,} / {classes:,}" for part, (images, classes) in counts.items()]
+    both = {"test": "query and gallery"} if {"query", "gallery"} & counts.keys() else {}
+    texts = [
+        f"{both.get(part, part)} {images:,} / {classes:,}"
+        for part, (images, classes) in counts.items()
+    ]
     return ", ".join(texts)
 
 

@@ -1,28 +1,112 @@
-"""Queries of a test: the images to search with, of which some may have nothing to find."""
+"""Queries of a test, what each is ranked against, and those that have nothing to find."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from pml_regularizers.metrics.ranks import count_right
 
-def answerable(labels: Tensor, is_query: Tensor | None) -> Tensor:
+
+@dataclass(frozen=True)
+class Ranking:
+    """Which of n images are searched for which others; an image is never ranked for itself.
+
+    Args:
+        queries, gallery: (n,) bool. An image may be in both.
+        groups: (n,) integers, such as cameras: gallery images of a query's class and group leave its ranking.
+        whole_groups: So do those of its group and of other classes.
+    """
+
+    queries: Tensor
+    gallery: Tensor
+    groups: Tensor | None = None
+    whole_groups: bool = False
+
+    @classmethod
+    def of_all(cls, n: int) -> Self:
+        """Every image is a query among all others."""
+        return cls(torch.ones(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool))
+
+    @classmethod
+    def apart(cls, is_query: Tensor) -> Self:
+        """The images that are no queries are the gallery."""
+        return cls(is_query, ~is_query)
+
+    @classmethod
+    def listed(
+        cls, parts: Sequence[str], groups: Sequence[str] | None, *, whole_groups: bool
+    ) -> Self | None:
+        """That of tested images, by their parts and groups in a `Listing`; None for the usual one."""
+        if groups is None and {*parts} <= {"test"}:
+            return None
+        queries, gallery = (
+            torch.tensor([part != other for part in parts]) for other in ("gallery", "query")
+        )
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(groups or ()))}
+        index = None if groups is None else torch.tensor([numbers[name] for name in groups])
+        return cls(queries, gallery, index, whole_groups)
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Tensor]) -> Self | None:
+        """The one that `arrays` has written, today or when it wrote queries alone."""
+        if "is_query" not in arrays:
+            return None
+        queries = arrays["is_query"]
+        gallery = arrays.get("is_gallery", ~queries)
+        return cls(queries, gallery, arrays.get("groups"), bool(arrays.get("whole_groups")))
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Its parts, to be saved."""
+        parts = {"is_query": self.queries, "is_gallery": self.gallery}
+        if self.groups is not None:
+            parts |= {"groups": self.groups, "whole_groups": torch.tensor(self.whole_groups)}
+        return parts
+
+    def taken(self, rows: Tensor) -> Self:
+        """That of some of the images."""
+        groups = None if self.groups is None else self.groups[rows]
+        return type(self)(self.queries[rows], self.gallery[rows], groups, self.whole_groups)
+
+    def right(self, labels: Tensor) -> Tensor:
+        """(n,): how many gallery images of its class each image would be ranked against."""
+        return count_right(labels, self.gallery, self.groups)
+
+    def wrong(self, labels: Tensor) -> Tensor:
+        """(n,): how many gallery images of other classes each image would be ranked against."""
+        others = self.gallery.sum() - count_right(labels, self.gallery) - self.gallery.long()
+        if self.groups is not None and self.whole_groups:
+            others -= count_right(self.groups, self.gallery, labels)
+        return others
+
+    def left_out(self, labels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Mask (r, c) of the images, by their places `columns`, that leave the rankings of the images `rows`."""
+        itself = rows[:, None] == columns
+        if self.groups is None:
+            return itself
+        same = self.groups[rows][:, None] == self.groups[columns]
+        if not self.whole_groups:
+            same &= labels[rows][:, None] == labels[columns]
+        return itself | same
+
+
+def answerable(labels: Tensor, ranking: Ranking | None) -> Tensor:
     """(n,) bool: the queries with another image of their class to find; the others leave every metric.
 
     Args:
-        labels: (n,) integers >= 0.
-        is_query: (n,) bool; the others are the gallery. None: every image is both.
+        labels: (n,) integers.
+        ranking: None: each image is ranked against all others.
     """
-    everything = torch.ones(len(labels), dtype=torch.bool)
-    queries, gallery = (everything, everything) if is_query is None else (is_query, ~is_query)
-    there = torch.bincount(labels[gallery], minlength=int(labels.max()) + 1)
-    return queries & (there[labels] > (queries & gallery).long())
+    ranking = ranking or Ranking.of_all(len(labels))
+    return ranking.queries & (ranking.right(labels) > 0)
 
 
-def count_queries(images: Any) -> tuple[int, int]:
-    """The queries of a dataset with `labels` and `is_query`, and how many of them have nothing to find."""
-    asked = len(images) if images.is_query is None else int(images.is_query.sum())
-    return asked, asked - int(answerable(images.labels, images.is_query).sum())
+def count_queries(labels: Tensor, ranking: Ranking | None) -> tuple[int, int]:
+    """The queries, and how many of them have nothing to find; arguments of `answerable`."""
+    asked = len(labels) if ranking is None else int(ranking.queries.sum())
+    return asked, asked - int(answerable(labels, ranking).sum())
 
 
 def queries_text(asked: int, unanswered: int) -> str:
@@ -33,3 +117,15 @@ def queries_text(asked: int, unanswered: int) -> str:
     """
     left_out = f", of which {unanswered:,} have nothing to find and do not count"
     return f"{asked:,} queries{left_out if unanswered else ''}"
+
+
+def leaving_text(camera: str | None, sequence: str | None) -> str:
+    """Which images leave the rankings, by the columns of `Data`; empty if none do.
+
+    >>> leaving_text("camera_id", None)
+    'images of a query's class and camera (column camera_id) leave its ranking'
+    """
+    if camera is None and sequence is None:
+        return ""
+    kind = "class and camera" if sequence is None else "sequence"
+    return f"images of a query's {kind} (column {camera or sequence}) leave its ranking"

@@ -39,7 +39,7 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
 def verify_command(data: Mapping[str, Any]) -> str:
     """The command that looks through all images of a run with these settings of `data`."""
     words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
-    names = ("root", "table", "test_classes", "class_level", "known_classes")
+    names = ("root", "table", "test_classes", "class_level", "known_classes", "camera", "sequence")
     given = {name: value for name in names if (value := data.get(name)) is not None}
     written = {name: f"{v}".lower() if isinstance(v, bool) else f"{v}" for name, v in given.items()}
     words += [f"--data.{name}={value}" for name, value in written.items()]
@@ -98,7 +98,9 @@ def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[
     A link to an image and a copy of its file have the same pixels, too.
     """
     places = defaultdict(list)
-    for row in zip(pixels, listing.paths, listing.classes, listing.parts, strict=True):
+    groups = listing.groups or [f"{row}" for row in range(len(listing))]
+    columns = pixels, listing.paths, groups, listing.classes, listing.parts
+    for row in zip(*columns, strict=True):
         places[row[0]].append(row[1:])
     places.pop(None, None)
     same = [rows for rows in places.values() if len(rows) > 1]
@@ -114,24 +116,31 @@ def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[
     )  # a query may be copied in the gallery
     for parts in (tested, ["train"]):
         within = [[row for row in rows if row[-1] in parts] for rows in same]
-        if copied := [rows for rows in within if len(rows) > 1]:
+        # Copies of one group are not ranked for each other.
+        if copied := [rows for rows in within if len({group for _, group, *_ in rows}) > 1]:
             there = f"part{'s' * (len(parts) > 1)} {' and '.join(parts)}"
             count, both = sum(map(len, copied)), ""
             if found := [rows for rows in copied if len({part for *_, part in rows}) > 1]:
-                queries = sum(part == "query" for rows in found for *_, part in rows)
+                queries = sum(map(_queries_with_copies, found))
                 both, copied = f", {queries:,} of them queries with a copy in the gallery", found
             yield (
                 "copies",
                 f"{count:,} images of {there} have a copy in {'them' if parts[1:] else 'it'}{both}, such as "
                 f"{_example(copied)}; a search finds the copy, whatever was learned: remove all except one",
             )
-    if mixed := [rows for rows in same if len({name for _, name, _ in rows}) > 1]:
+    if mixed := [rows for rows in same if len({name for *_, name, _ in rows}) > 1]:
         yield (
             "two classes",
             f"{len(mixed):,} images are in two classes, such as {_example(mixed)}; keep the right one",
         )
 
 
-def _example(groups: Sequence[Sequence[tuple[str, str, str]]]) -> str:
+def _queries_with_copies(rows: Sequence[tuple[str, ...]]) -> int:
+    """Queries among copies of one image, of which another is in the gallery."""
+    held = sum(part != "query" for *_, part in rows)
+    return sum(held > (part != "query") for *_, part in rows if part != "gallery")
+
+
+def _example(groups: Sequence[Sequence[tuple[str, ...]]]) -> str:
     (first, *_), (second, *_) = groups[0][0], groups[0][-1]
     return f"{first} = {second}"

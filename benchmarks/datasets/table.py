@@ -14,24 +14,31 @@ def read(
     test_classes: Path | float | None = None,
     *,
     known_classes: bool = False,
+    camera: str | None = None,
+    sequence: str | None = None,
     default: float | None = 0.5,
 ) -> Listing:
     """List the images of a table, in its order.
 
-    Test images are all queries and gallery at once, or each is one of the two. If only one of the columns is there,
-    the other one is its opposite.
+    A test image is a query, or in the gallery, or both, as all are without these columns. If only one of them is
+    there, the other one is its opposite.
 
     Args:
         root: The folder that relative paths start from; all images lie in it.
         test_classes: Only without a column `split`: as of a folder.
         known_classes: Allow that classes to test on are trained on, too.
+        camera, sequence: The column of the images' groups, by one of the two: images of a query's class and camera
+            leave its ranking, or all of its sequence. An empty cell is no group.
         default: The fraction if neither the table nor `test_classes` says it; None: all.
 
     Raises:
         DatasetError: naming the file, and the line and column, of what cannot be used.
-        ValueError: if test_classes or known_classes does not suit the table.
+        ValueError: if test_classes or known_classes does not suit the table; for a camera and a sequence.
     """
-    rows = [*read_rows(file)]
+    if camera is not None and sequence is not None:
+        raise ValueError("sequence: data.camera names the groups already; leave one of them out")
+    grouped = camera is not None or sequence is not None
+    rows = [*read_rows(file, camera if sequence is None else sequence)]
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
@@ -40,8 +47,10 @@ def read(
     seen: dict[tuple[str, Box | None], Row] = {}
     for row, path, box in zip(rows, paths, boxes, strict=True):
         if (first := seen.setdefault((path, box), row)) is not row:
+            remedy = "; an image that is query and gallery has one row, with true in both columns"
             raise DatasetError(
                 f"{row.place}: lists {path} as {first.line} does; remove one of them"
+                f"{remedy if {'query', 'gallery'} & {*row.names} else ''}"
             )
     if len(names := sorted(set(classes))) < 2:
         raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
@@ -67,7 +76,15 @@ def read(
     shown = boxes if any(boxes) else None
     lists = (paths, classes, parts)
     places = [row.place for row in rows]
-    return Listing("table", root, "table", *lists, upright=True, boxes=shown, places=places)
+    groups = [row.group(place) for place, row in enumerate(rows)] if grouped else None
+    return Listing(
+        *("table", root, "table", *lists),
+        upright=True,
+        boxes=shown,
+        places=places,
+        groups=groups,
+        whole_groups=sequence is not None,
+    )
 
 
 def _check_separators(file: Path, root: Path, rows: Sequence[Row], paths: Sequence[str]) -> None:
@@ -81,14 +98,9 @@ def _check_separators(file: Path, root: Path, rows: Sequence[Row], paths: Sequen
 
 
 def _check_sides(first: Mapping[str, Row]) -> None:
-    """Refuse, by the first row of each part, queries without a gallery, and rows of both beside rows of one."""
+    """Refuse, by the first row of each part, queries without a gallery, and a gallery without queries."""
     sides = [side for side in ("query", "gallery") if side in first]
-    if "test" in first and sides:
-        raise DatasetError(
-            f"{first['test'].place}: is query and gallery, but {first[sides[0]].line} only {sides[0]}; expected "
-            "that all test rows are both, or each is one"
-        )
-    if len(sides) == 1:
+    if len(sides) == 1 and "test" not in first:
         raise DatasetError(
             f"{first[sides[0]].place}: is only {sides[0]}, as all test rows are; expected queries and a gallery"
         )

@@ -22,7 +22,7 @@ NAMES = {
     **{"query": ("is_query", "query"), "gallery": ("is_gallery", "gallery")},
     **{name: (name,) for name in (*CORNERS, "bbox")},
 }
-"""The names that a column may have, by its meaning."""
+"""The names that a column may have, by its meaning; `read_rows` takes that of "group"."""
 
 SPLITS = {"train": False, "validation": True, "val": True, "test": True}
 """The splits, and if their rows are for testing."""
@@ -30,6 +30,8 @@ SPLITS = {"train": False, "validation": True, "val": True, "test": True}
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 EMPTY = ("", "nan", "none", "null")
 """Cells without a value, as other programs write them."""
+
+Meanings = Mapping[str, Sequence[str]]
 
 Line = tuple[str, Sequence[str]]
 """A line's place in words, and its cells."""
@@ -76,6 +78,12 @@ class Row:
         if (self.names["label"], name) == ("identity", "unknown"):
             raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
         return name
+
+    def group(self, place: int) -> str:
+        """The name of its group; without one, a name of its own."""
+        self._check_ends("group")
+        name = unicodedata.normalize("NFC", self.cells["group"])
+        return f"\0{place}" if name.lower() in EMPTY else name
 
     def _check_ends(self, meaning: str) -> None:
         """Refuse a blank that nobody sees, and that makes another name."""
@@ -130,8 +138,13 @@ class Row:
         )
 
 
-def read_rows(file: Path) -> Iterator[Row]:
-    """The rows of a table, with the cells that have a meaning."""
+def read_rows(file: Path, group: str | None = None) -> Iterator[Row]:
+    """The rows of a table, with the cells that have a meaning.
+
+    Args:
+        group: The column of the groups; None: there are none.
+    """
+    meanings = NAMES if group is None else {**NAMES, "group": (group,)}
     if file.is_dir():
         raise DatasetError(
             f"{file}: is a folder, whose folders' names would change labels such as 01 to 1; save the table as one "
@@ -139,10 +152,11 @@ def read_rows(file: Path) -> Iterator[Row]:
         )
     with reading(file):
         with file.open("rb") as start:
-            lines_of = _parquet if start.read(4) == b"PAR1" else _csv
-        (_, header), *lines = [*lines_of(file)] or [("", [""])]
+            is_parquet = start.read(4) == b"PAR1"
+        read = _parquet(file, meanings) if is_parquet else _csv(file)
+        (_, header), *lines = [*read] or [("", [""])]
         header = [name.strip() for name in header]
-        names = _names(file, header)
+        names = _names(file, header, meanings)
         places = {meaning: header.index(name) for meaning, name in names.items()}
         for line, cells in lines:
             if len(cells) != len(header):
@@ -169,14 +183,14 @@ def _csv(file: Path) -> Iterator[Line]:
         ) from error
 
 
-def _parquet(file: Path) -> Iterator[Line]:
+def _parquet(file: Path, meanings: Meanings) -> Iterator[Line]:
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise DatasetError(
             f"{file}: reading Parquet needs pyarrow; install it (pip install pyarrow), or save the table as CSV"
         ) from error
-    known = [name for names in NAMES.values() for name in names]
+    known = [name for names in meanings.values() for name in names]
     whole = parquet.ParquetFile(file)  # which makes no columns of folders' names
     names = [name for name in whole.schema_arrow.names if name in known]
     yield "the header", names or whole.schema_arrow.names
@@ -192,10 +206,10 @@ def _text(cell: Any) -> str:
     return "" if cell is None else f"{cell}"
 
 
-def _names(file: Path, header: Sequence[str]) -> dict[str, str]:
+def _names(file: Path, header: Sequence[str], meanings: Meanings) -> dict[str, str]:
     """The column of each meaning that the table has."""
     names: dict[str, str] = {}
-    for meaning, possible in NAMES.items():
+    for meaning, possible in meanings.items():
         several = [name for name in header if name in possible]
         if len(several) > 1:
             raise DatasetError(
@@ -204,11 +218,12 @@ def _names(file: Path, header: Sequence[str]) -> dict[str, str]:
         if several:
             names[meaning] = several[0]
     corners = [name for name in CORNERS if name in names]
-    for needed in ("path", "label", *(CORNERS if corners else ())):
+    asked = [name for name in ("group",) if name in meanings]
+    for needed in ("path", "label", *(CORNERS if corners else ()), *asked):
         if needed not in names:
             raise DatasetError(
-                f"{file}: expected a column {' or '.join(NAMES[needed])}, got {', '.join(header)}; the first line "
-                "names the columns, with commas between them"
+                f"{file}: expected a column {' or '.join(meanings[needed])}, got {', '.join(header)}; the first "
+                "line names the columns, with commas between them"
             )
     if corners and "bbox" in names:
         raise DatasetError(f"{file}: has boxes as bbox and as {', '.join(CORNERS)}; keep one")

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.datasets.contents import image_digests
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
-from benchmarks.datasets.queries import answerable, queries_text
+from benchmarks.datasets.queries import Ranking, count_queries, queries_text
 from benchmarks.datasets.remarks import remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
@@ -47,6 +47,7 @@ def verify(
     checks += [
         _several_images(listing),
         _queries(listing),
+        *_groups(listing),
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used{all_}"),
     ]
     pixels = [None if isinstance(each, DatasetError) else each.pixels for each in found]
@@ -72,18 +73,29 @@ def _both_uses(listing: Listing) -> list[Check]:
 
 def _queries(listing: Listing) -> Check:
     """Count the queries of a test, and those that have nothing to find."""
-    rows = [row for row, part in enumerate(listing.parts) if part != "train"]
-    if not rows:
+    if {*listing.parts} == {"train"}:
         return "queries", "", "no image tests"
-    parts, classes = np.array(listing.parts)[rows], np.array(listing.classes)[rows]
-    labels = torch.from_numpy(np.unique(classes, return_inverse=True)[1])
-    is_query = torch.from_numpy(parts == "query") if "query" in parts else None
-    found = answerable(labels, is_query)
-    asked = len(rows) if is_query is None else int(is_query.sum())
-    text = queries_text(asked, asked - int(found.sum()))
-    if is_query is not None and not found.any():
+    rows = [row for row, part in enumerate(listing.parts) if part != "train"]
+    groups = None if listing.groups is None else [listing.groups[row] for row in rows]
+    parts = [listing.parts[row] for row in rows]
+    ranking = Ranking.listed(parts, groups, whole_groups=listing.whole_groups)
+    _, labels = np.unique([listing.classes[row] for row in rows], return_inverse=True)
+    asked, unanswered = count_queries(torch.from_numpy(labels), ranking)
+    text = queries_text(asked, unanswered)
+    if ranking is not None and asked == unanswered:
         text += ": no query's class is in the gallery"
-    return "queries", RESULTS[bool(found.any())], text
+        text += "" if listing.groups is None else " by another group"
+    return "queries", RESULTS[asked > unanswered], text
+
+
+def _groups(listing: Listing) -> list[Check]:
+    """Count the groups whose images leave rankings."""
+    if listing.groups is None:
+        return []
+    names = [name for name in listing.groups if not name.startswith("\0")]
+    alone = len(listing) - len(names)
+    text = f"{len(names):,} images of {len({*names}):,}; {alone:,} of none"
+    return [("sequences" if listing.whole_groups else "cameras", "", text)]
 
 
 def _several_images(listing: Listing) -> Check:

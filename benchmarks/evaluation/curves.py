@@ -35,7 +35,7 @@ class Curves:
         validation = self.datasets.validation
         if validation is None:
             return row | self._of_some("unseen", self.datasets.test)
-        found = self.evaluator.evaluate(validation, [1], validation.is_query).metrics
+        found = self.evaluator.evaluate(validation, [1], validation.ranking).metrics
         value = found[SELECTED_BY]
         if step and (self.best is None or value > self.best["value"]):
             self.best = {"step": step, "value": value}
@@ -44,7 +44,7 @@ class Curves:
     def oracle(self) -> dict[str, float]:
         """Measure all test classes, for curves and for the column *oracle (test-selected)*."""
         test = self.datasets.test
-        found = self.evaluator.evaluate(test, self.settings.recall_at, test.is_query)
+        found = self.evaluator.evaluate(test, self.settings.recall_at, test.ranking)
         if not (self.settings.clustering and self.evaluator.accelerator.is_main_process):
             return found.metrics
         return found.metrics | cluster_metrics(found.embeddings, found.labels)
@@ -54,12 +54,12 @@ class Curves:
         count = min(self.settings.curve_classes, dataset.num_classes)
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
         rows = torch.isin(dataset.labels, chosen).nonzero().flatten()
-        is_query = None if dataset.is_query is None else dataset.is_query[rows]
+        ranking = dataset.ranking and dataset.ranking.taken(rows)
         reading = Extract(self.evaluator.model, None, features=self.settings.features is not None)
         part = Subset(dataset, rows.tolist())
         with reading:
             extract = reading if reading.wanted else None
-            found = self.evaluator.evaluate(part, [1], is_query, extract)
+            found = self.evaluator.evaluate(part, [1], ranking, extract)
         row = {f"{name}_recall_at_1": found.metrics["recall_at_1"]}
         if found.descriptors is not None:
             same, others = class_cosines(found.descriptors, found.labels)

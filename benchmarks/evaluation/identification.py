@@ -7,7 +7,8 @@ A query is compared with the whole gallery and gets the class of the nearest ima
 
 (false and true positive identification rate, as in NIST's evaluations). Each query is asked twice: as an unknown
 one, with all images of its class left out of the gallery, and, if its class has another image there, as a known
-one, with only the image itself left out. An image of another class that is less than `TIE` farther is the nearest.
+one, with only the images left out that leave its ranking
+(`datasets.Ranking`), such as itself. An image of another class that is less than `TIE` farther is the nearest.
 
 The best of n impostors grows with n. Whatever the images, with a gallery of r n of them at most r times as many
 unknown queries reach t as with its parts of n on average: the nearest image lies in a part with a chance of 1 / r.
@@ -30,6 +31,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from benchmarks.datasets import Ranking
 
 BLOCK_ROWS = 2048  # a block of similarities takes 16 MiB
 GROUPS = 50
@@ -90,7 +93,7 @@ class Scores(NamedTuple):
 def identify(
     vectors: Tensor,
     labels: Tensor,
-    is_query: Tensor | None = None,
+    ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
 ) -> dict[str, Any]:
     """Measure identification, as run.json holds it: the same on any number of processes.
@@ -98,7 +101,7 @@ def identify(
     Args:
         vectors: (n, D); they are L2-normalised here.
         labels: (n,), from zero.
-        is_query: (n,) bool; the other images are the gallery. Default: each image is a query among all others.
+        ranking: Queries and gallery. Default: each image is a query among all others.
         accelerator: Processes that share the queries; all call this. None: this one alone.
 
     Returns:
@@ -116,17 +119,17 @@ def identify(
     classes, labels = labels.unique(return_inverse=True)
     count = min(len(classes), GROUPS)
     draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
-    asked = torch.ones_like(labels, dtype=torch.bool) if is_query is None else is_query
-    gallery = asked if is_query is None else ~is_query
-    scores = best_scores(vectors, labels, (draw % count)[labels], count, is_query, accelerator)
+    ranking = ranking or Ranking.of_all(len(labels))
+    asked, gallery = ranking.queries, ranking.gallery
+    scores = best_scores(vectors, labels, (draw % count)[labels], count, ranking, accelerator)
     known, queries = scores.own > -np.inf, len(scores.impostors)
     if not scores.is_complete():
         raise ValueError("labels: expected queries with other images of their class, and of others")
     sizes = torch.bincount(labels[gallery], minlength=len(classes))
-    own = sizes[labels[asked]] - int(is_query is None)
+    own, compared = ranking.right(labels)[asked], ranking.wrong(labels)[asked]
     found: dict[str, Any] = {
         **{"gallery_images": int(gallery.sum()), "gallery_classes": int((sizes > 0).sum())},
-        **{"compared": int((gallery.sum() - sizes[labels[asked]]).double().mean())},
+        **{"compared": int(compared.double().mean())},
         **{"unknown_queries": queries, "unknown_classes": len(labels[asked].unique())},
         **{
             "known_queries": int(known.sum()),
@@ -179,12 +182,12 @@ def best_scores(
     labels: Tensor,
     groups: Tensor,
     count: int,
-    is_query: Tensor | None,
+    ranking: Ranking,
     accelerator: Accelerator | None,
 ) -> Scores:
     """The scores of all queries, in their order, block by block; `groups` has each image's group of classes."""
     every, mine = torch.arange(len(labels)), list[tuple[int, list[Tensor]]]()
-    queries, gallery = (every, every) if is_query is None else (every[is_query], every[~is_query])
+    queries, gallery = every[ranking.queries], every[ranking.gallery]
     of_groups = ((g, gallery[groups[gallery] == g]) for g in range(count))
     parts = [(g, block) for g, images in of_groups for block in images.split(BLOCK_ROWS)]
     parts = [(g, block) for g, block in parts if len(block)]
@@ -198,11 +201,15 @@ def best_scores(
         others = torch.full((len(rows), count), -torch.inf)
         for group, columns in parts:
             similarities = unit[rows] @ unit[columns].T
+            if ranking.whole_groups:
+                left_out = ranking.left_out(labels, rows, columns)
+                similarities.masked_fill_(left_out, -torch.inf)
             (inside,) = (groups[rows] == group).nonzero(
                 as_tuple=True
             )  # only these have mates there
             alike = labels[rows[inside]][:, None] == labels[columns]
-            mates, near = alike & (rows[inside][:, None] != columns), similarities[inside]
+            mates = alike & ~ranking.left_out(labels, rows[inside], columns)
+            near = similarities[inside]
             own[inside] = own[inside].maximum(near.where(mates, -torch.inf).amax(dim=1))
             similarities[inside] = near.masked_fill(alike, -torch.inf)
             others[:, group] = others[:, group].maximum(similarities.amax(dim=1))

@@ -58,11 +58,11 @@ def test_outputs(
     """
     if not (settings.orders or settings.descriptor):
         horde = None
-    accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
+    accelerator, ranking, K = evaluator.accelerator, test_set.ranking, settings.recall_at
     reading = Extract(evaluator.model, horde, features=settings.features is not None)
     extract = reading if reading.wanted else None
     with reading:
-        found = evaluator.evaluate(test_set, K, is_query, extract)
+        found = evaluator.evaluate(test_set, K, ranking, extract)
     attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
     if attention is not None and train_set is not None:
         correlation = variance_correlation(evaluator, attention, train_set)
@@ -106,7 +106,7 @@ def verified(
     """
     if not experiment.evaluation.verification:
         return {}
-    images = found.embeddings, found.labels, test_set.is_query, accelerator
+    images = found.embeddings, found.labels, test_set.ranking, accelerator
     measured = {"verification": verify(*images)}
     if experiment.data.split == "test" and not experiment.data.known_classes:
         measured["identification"] = identify(*images)
@@ -145,11 +145,11 @@ def test_untrained(
         outputs are the trunk's pooled features and, if there are enough training images, their components as
         they are and after within-class whitening. An ensemble has none.
     """
-    accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
+    accelerator, ranking, K = evaluator.accelerator, test_set.ranking, settings.recall_at
     if head_of(evaluator) is None:
-        return evaluator.evaluate(test_set, K, is_query).metrics, {}, {}
+        return evaluator.evaluate(test_set, K, ranking).metrics, {}, {}
     with (extract := Extract(evaluator.model)):
-        found = evaluator.evaluate(test_set, K, is_query, extract)
+        found = evaluator.evaluate(test_set, K, ranking, extract)
         _, labels, trained = evaluator.embed(train_set, extract)
     assert found.descriptors is not None
     vectors = {"untrained_features": found.descriptors}
@@ -173,7 +173,7 @@ def rank_all(
     outputs: dict[str, Metrics] = {}
     by_class: ByClass = {}
     for name, rows in vectors.items():
-        outputs[name], ranks = rank(rows, labels, recall_at, test_set.is_query, accelerator)
+        outputs[name], ranks = rank(rows, labels, recall_at, test_set.ranking, accelerator)
         by_class[name] = per_class(ranks, test_set.num_classes)
     return outputs, by_class
 
@@ -226,7 +226,8 @@ def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
 
 
 def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) -> None:
-    """Save the embeddings of the tested images, with their labels."""
-    tensors = {"embeddings": embeddings, "labels": test_set.labels, "is_query": test_set.is_query}
-    arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items() if x is not None}
+    """Save the embeddings of the tested images, with their labels and their ranking."""
+    tensors = {"embeddings": embeddings, "labels": test_set.labels}
+    tensors |= test_set.ranking.arrays() if test_set.ranking else {}
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
     np.savez(run / EMBEDDINGS, **arrays)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.datasets import Glyphs, ImageSet, Ranking
 from benchmarks.evaluation.tester import Measured
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query
@@ -16,22 +16,20 @@ SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours o
 QUERIES = 200  # of `save_neighbours`
 
 
-def neighbours(embeddings: Tensor, k: int, rows: Tensor, is_query: Tensor | None) -> Tensor:
-    """Nearest other images (q, at most k) of the images `rows`, nearest first, ranked as for the metrics.
+def neighbours(
+    embeddings: Tensor, labels: Tensor, k: int, rows: Tensor, ranking: Ranking | None
+) -> Tensor:
+    """Nearest images (q, at most k) of the images `rows`, nearest first, ranked as for the metrics.
 
-    They come from the gallery, or without one from all images. The image itself is left out, its exact duplicates
-    are not.
+    There are as many for each as the smallest of their rankings has. Exact duplicates are among them.
     """
-    unit = normalize(embeddings)
-    gallery = torch.arange(len(unit)) if is_query is None else (~is_query).nonzero()[:, 0]
-    found = (unit[rows] @ unit[gallery].T).argsort(dim=1, descending=True, stable=True)
-    if is_query is not None:
-        return gallery[found[:, :k]]
-    found = found[:, : k + 1]
-    itself = found == rows[:, None]
-    # If more than k duplicates stand before the image, it is not in its own ranking.
-    itself[~itself.any(dim=1), -1] = True
-    return found[~itself].view(len(rows), -1)
+    unit, ranking = normalize(embeddings), ranking or Ranking.of_all(len(embeddings))
+    gallery = ranking.gallery.nonzero()[:, 0]
+    similarities = unit[rows] @ unit[gallery].T
+    left_out = ranking.left_out(labels, rows, gallery)
+    similarities.masked_fill_(left_out, -torch.inf)
+    found = similarities.argsort(dim=1, descending=True, stable=True)
+    return gallery[found[:, : min(k, int((~left_out).sum(dim=1).min()))]]
 
 
 def save_showcase(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -> None:
@@ -39,17 +37,17 @@ def save_showcase(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -> 
 
     At least one query has an image to find. The rows of each array are queries.
     """
-    n, is_query = len(dataset), dataset.is_query
+    n, ranking = len(dataset), dataset.ranking
     precision = torch.full((n,), torch.nan, dtype=torch.float64)
     precision[found.ranks.rows] = found.ranks.average_precision
-    rows = torch.arange(n) if is_query is None else is_query.nonzero()[:, 0]
+    rows = torch.arange(n) if ranking is None else ranking.queries.nonzero()[:, 0]
     groups = {
         "evenly spread": rows[torch.linspace(0, len(rows) - 1, SPREAD).long().unique()],
         "best": _extremes(precision, dataset.labels, best=True),
         "worst": _extremes(precision, dataset.labels, best=False),
     }
     queries = torch.cat(list(groups.values()))
-    near = neighbours(found.embeddings, NEIGHBOURS, queries, is_query)
+    near = neighbours(found.embeddings, dataset.labels, NEIGHBOURS, queries, ranking)
     shown = [queries.tolist(), *near.T.tolist()]  # (1 + neighbours) lists of queries
     pictures = np.array([[dataset.to_picture(dataset[i][0]) for i in column] for column in shown])
     names = np.array([[dataset.name(i) for i in column] for column in shown])
@@ -72,9 +70,9 @@ def save_neighbours(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -
     "queries" (q,) are evenly spread over those that have something to find, the same for every network;
     "neighbours" (q, k) are their nearest images.
     """
-    rows, is_query = found.ranks.rows, dataset.is_query
+    rows, ranking = found.ranks.rows, dataset.ranking
     queries = rows[torch.linspace(0, len(rows) - 1, min(QUERIES, len(rows))).long()]
-    near = neighbours(found.embeddings, NEIGHBOURS, queries, is_query)
+    near = neighbours(found.embeddings, dataset.labels, NEIGHBOURS, queries, ranking)
     arrays = {"queries": queries, "neighbours": near}
     whole: dict[str, Any] = {name: rows.numpy().astype(np.int32) for name, rows in arrays.items()}
     np.savez_compressed(folder / "neighbours.npz", **whole)

@@ -4,7 +4,8 @@ Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalcu
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
 its class is ranked for others but is no query; without queries, every metric is NaN. If a dataset has queries and
 a gallery (In-Shop), each query is ranked against the gallery alone; R is then the number of gallery images of its
-class. Both are rows of one matrix, which is embedded in one pass and not copied.
+class. Both are rows of one matrix, which is embedded in one pass and not copied. A table may have images that are
+both, and groups of images, such as those of a camera, that leave the rankings of their queries.
 
 Process i modulo the number of processes embeds batch i, so batches are composed as on one process and the
 embeddings are equal to the bit; every process gets all of them. Blocks of queries are shared in the same way.
@@ -27,6 +28,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.console import ignore_signals, progress_bar
+from benchmarks.datasets import Ranking
 from benchmarks.records import NonFiniteError
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers.metrics.ranks import Ranks
@@ -49,13 +51,14 @@ def rank(
     vectors: Tensor,
     labels: Tensor,
     recall_at: Sequence[int],
-    is_query: Tensor | None = None,
+    ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
 ) -> tuple[dict[str, float], Ranks]:
     """Recall@K, MAP@R and R-precision of vectors (n, D), L2-normalised here, and the ranks that they are made of.
 
     The processes of the accelerator share the queries, and all call this; without one, this one ranks, on the CPU.
     """
+    ranking = ranking or Ranking.of_all(len(labels))
     names = ("mean_average_precision_at_r", "r_precision", "ranks")
     calculator = _Calculator(
         include=[*(f"recall_at_{K}" for K in recall_at), *names],
@@ -63,10 +66,15 @@ def rank(
         device=torch.device("cpu") if accelerator is None else None,
         accelerator=accelerator,
         progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
+        group_rule="all" if ranking.whole_groups else "class",
     )
-    references = None if is_query is None else ~is_query
     found = calculator.get_accuracy_within(
-        vectors, labels, queries=is_query, references=references, normalize=True
+        vectors,
+        labels,
+        queries=ranking.queries,
+        references=ranking.gallery,
+        groups=ranking.groups,
+        normalize=True,
     )
     return found, found.pop("ranks")
 
@@ -75,11 +83,11 @@ def measure(
     vectors: Tensor,
     labels: Tensor,
     recall_at: Sequence[int],
-    is_query: Tensor | None = None,
+    ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
     """The metrics of `rank` alone."""
-    metrics, _ = rank(vectors, labels, recall_at, is_query, accelerator)
+    metrics, _ = rank(vectors, labels, recall_at, ranking, accelerator)
     return metrics
 
 
@@ -163,11 +171,11 @@ class Evaluator:
         self,
         dataset: Dataset[Any],
         recall_at: Sequence[int],
-        is_query: Tensor | None = None,
+        ranking: Ranking | None = None,
         extract: Extractor | None = None,
     ) -> Measured:
-        """Test the model with PML's tester: queries (n,) in the gallery of the others; by default all are both."""
-        tester = _Tester(self, recall_at, is_query, extract)
+        """Test the model with PML's tester; by default, each image is ranked against all others."""
+        tester = _Tester(self, recall_at, ranking, extract)
         metrics = tester.test({"test": dataset}, 0, self.model)["test"]
         del metrics["epoch"]
         return Measured(metrics, tester.ranks, *tester.columns)
@@ -186,7 +194,7 @@ class _Tester(GlobalEmbeddingSpaceTester):
             accuracy_calculator=RankAccuracyCalculator(),  # never called; PML's default needs faiss
         )
         self.evaluator = evaluator
-        self.recall_at, self.is_query, self.extract = arguments
+        self.recall_at, self.ranking, self.extract = arguments
 
     def get_all_embeddings(self, dataset: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """The embeddings (n, E) and the labels (n, 1)."""
@@ -195,7 +203,7 @@ class _Tester(GlobalEmbeddingSpaceTester):
 
     def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
         """The metrics under the calculator's own names."""
-        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.is_query)
+        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.ranking)
         metrics, self.ranks = rank(vectors, labels, *ways, self.evaluator.accelerator)
         accuracies |= metrics
 

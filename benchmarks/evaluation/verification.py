@@ -16,7 +16,8 @@ drawn with a fixed seed; +- t sqrt((G - 1) / G sum_g (x_g - mean)^2), with Stude
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations_with_replacement, product
+from dataclasses import replace
+from itertools import combinations_with_replacement
 from math import ceil
 from typing import Any
 
@@ -28,6 +29,8 @@ from scipy.special import stdtrit
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from benchmarks.datasets import Ranking
 
 BINS = 2**16
 BLOCK_ROWS = 2048  # a block of similarities takes 32 MiB
@@ -41,7 +44,7 @@ Counts = NDArray[np.int64]
 def verify(
     vectors: Tensor,
     labels: Tensor,
-    is_query: Tensor | None = None,
+    ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
     rates: Sequence[float] = FALSE_ACCEPTS,
 ) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def verify(
     Args:
         vectors: (n, D); they are L2-normalised here.
         labels: (n,), from zero.
-        is_query: (n,) bool; the other images are the gallery. Default: pairs of all images.
+        ranking: Pairs are of a query and an image that it is ranked against, each once. Default: of all images.
         accelerator: Processes that share the blocks; all call this. None: this one alone, on the CPU.
         rates: Shares of false accepts.
 
@@ -68,7 +71,7 @@ def verify(
     groups = min(len(classes), GROUPS)
     draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     same, other, others = _counted(
-        vectors, labels, (draw % groups)[labels], groups, is_query, accelerator
+        vectors, labels, (draw % groups)[labels], groups, ranking, accelerator
     )
     same_pairs, other_pairs = int(same.sum()), int(others.sum())
     if not (same_pairs and other_pairs):
@@ -122,7 +125,7 @@ def _counted(
     labels: Tensor,
     groups: Tensor,
     count: int,
-    is_query: Tensor | None,
+    ranking: Ranking | None,
     accelerator: Accelerator | None,
 ) -> tuple[Counts, Counts, Counts]:
     """Pairs by bin: of one class (G, BINS), of two that a group has a part in (G, BINS), and all of two (BINS,)."""
@@ -132,16 +135,20 @@ def _counted(
     counts = torch.zeros(2 * count + 1, BINS, dtype=torch.int64, device=device)
     same, other, others = counts[:count], counts[count:-1], counts[-1]
     unit, labels = normalize(vectors.double()).to(device), labels.to(device)
-    blocks = [*_blocks(groups, count, is_query)]
+    ranking = ranking or Ranking.of_all(len(labels))
+    if ranking.groups is not None:
+        ranking = replace(ranking, groups=ranking.groups.to(device))
+    blocks = [*_blocks(groups, count, ranking)]
     if accelerator is not None:
         blocks = blocks[accelerator.process_index :: accelerator.num_processes]
     for (a, rows), (b, columns), within in blocks:
         rows, columns = rows.to(device), columns.to(device)
         similarities = unit[rows] @ unit[columns].T
         bins = similarities.add_(1).mul_(BINS / 2).long().clamp_(0, BINS - 1)
-        if a == b:  # only there are pairs of one class
+        if a == b or ranking.whole_groups:  # only in one group are pairs of one class
             alike = labels[rows][:, None] == labels[columns]
-            kept = torch.ones_like(alike).triu(1) if within else torch.ones_like(alike)
+            kept = ~ranking.left_out(labels, rows, columns)
+            kept = kept.triu(1) if within else kept
             same[a] += torch.bincount(bins[alike & kept], minlength=BINS)
             bins = bins[~alike & kept]
         found = torch.bincount(bins.flatten(), minlength=BINS)
@@ -155,18 +162,17 @@ def _counted(
 
 
 def _blocks(
-    groups: Tensor, count: int, is_query: Tensor | None
+    groups: Tensor, count: int, ranking: Ranking
 ) -> Iterator[tuple[tuple[int, Tensor], tuple[int, Tensor], bool]]:
     """Group and images of the rows, the same of the columns, and whether they are the same images."""
 
-    def parts(chosen: Tensor) -> list[tuple[int, Tensor]]:
+    whole: list[tuple[tuple[int, Tensor], bool, bool]] = []
+    for asks, held in ((True, True), (True, False), (False, True)):
+        chosen = (ranking.queries == asks) & (ranking.gallery == held)
         of_groups = (((groups == g) & chosen).nonzero().flatten() for g in range(count))
-        return [(g, part) for g, rows in enumerate(of_groups) for part in rows.split(BLOCK_ROWS)]
-
-    if is_query is None:
-        whole = parts(torch.ones_like(groups, dtype=torch.bool))
-        for i, j in combinations_with_replacement(range(len(whole)), 2):
-            yield whole[i], whole[j], i == j
-    else:
-        for row, column in product(parts(is_query), parts(~is_query)):
-            yield row, column, False
+        parts = ((g, part) for g, rows in enumerate(of_groups) for part in rows.split(BLOCK_ROWS))
+        whole += [(part, asks, held) for part in parts]
+    for i, j in combinations_with_replacement(range(len(whole)), 2):
+        (row, *one), (column, *other) = whole[i], whole[j]
+        if (one[0] and other[1]) or (one[1] and other[0]):
+            yield row, column, i == j

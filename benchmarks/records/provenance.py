@@ -41,7 +41,9 @@ def describe_data(
         "train_images": len(train),
     }
     if images.validation is not None:
-        asked, unanswered = datasets.count_queries(images.validation)
+        asked, unanswered = datasets.count_queries(
+            images.validation.labels, images.validation.ranking
+        )
         about |= {"validation_queries": asked, "unanswered_validation_queries": unanswered}
     if data.known_classes and data.split == "test":
         about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
@@ -52,7 +54,8 @@ def describe_tested(
     data: "settings.Data", test: "datasets.Glyphs | datasets.ImageSet", trunk: nn.Module
 ) -> dict[str, Any]:
     """Images that a network is tested on, for a record."""
-    asked, unanswered = datasets.count_queries(test)
+    asked, unanswered = datasets.count_queries(test.labels, test.ranking)
+    leaving = datasets.leaving_text(data.camera, data.sequence)
     return {
         "name": data.dataset,
         "fingerprint": test.fingerprint,
@@ -65,6 +68,7 @@ def describe_tested(
         "test_images": len(test),
         "test_queries": asked,
         "unanswered_queries": unanswered,
+        **({"leaving": leaving} if leaving else {}),
     }
 
 

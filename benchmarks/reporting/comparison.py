@@ -198,4 +198,5 @@ def tested_text(data: Mapping[str, Any]) -> str:
     counts = f"{data['test_classes']:,} classes, {data['test_images']:,} images"
     if "test_queries" not in data:
         return counts
-    return f"{counts}, {queries_text(data['test_queries'], data['unanswered_queries'])}"
+    counts += f", {queries_text(data['test_queries'], data['unanswered_queries'])}"
+    return f"{counts}; {data['leaving']}" if "leaving" in data else counts

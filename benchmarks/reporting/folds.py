@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from benchmarks.datasets import Ranking
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import compared, tested_text
@@ -99,9 +100,7 @@ def _ensemble(runs: Sequence[Run]) -> Metrics:
         parts.append(normalize(arrays["embeddings"], dim=1))
     vectors, labels = torch.cat(parts, dim=1), first["labels"]
     settings = runs[0].info["config"]["evaluation"]
-    metrics = measure(
-        vectors, labels, recall_at=settings["recall_at"], is_query=first.get("is_query")
-    )
+    metrics = measure(vectors, labels, settings["recall_at"], Ranking.of_arrays(first))
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
     return metrics

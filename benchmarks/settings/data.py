@@ -34,6 +34,10 @@ class Data:
         test_classes: Only for "folder", and a "table" without a column `split`: a file that names the test classes,
             one per line, or their fraction of all classes. Default: half of them.
         known_classes: Only for "table": allow test classes that are also trained on, by other photographs.
+        camera: Only for "table": the column of the cameras. Images of a query's class and camera leave its ranking,
+            as in re-identification (Market-1501, VeRi). An empty cell is no camera.
+        sequence: Only for "table": the column of the sequences, or sessions. All images of a query's sequence leave
+            its ranking, of any class. An empty cell is no sequence.
         class_level: Only for "folder": the first so many folders of an image's path below the root are its class,
             or the "last" one alone. Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
@@ -76,6 +80,8 @@ class Data:
     stage: Stage | None = None
     test_classes: float | Path | None = None
     known_classes: bool | None = None
+    camera: str | None = None
+    sequence: str | None = None
     class_level: PositiveInt | Literal["last"] | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
@@ -113,7 +119,11 @@ class Data:
             (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
             (self.dataset not in ("folder", "table"), ["test_classes"], published),
             (self.dataset != "folder", ["class_level"], f"{self.dataset} names its classes"),
-            (self.dataset != "table", ["table", "known_classes"], f"{self.dataset} has no table"),
+            (
+                self.dataset != "table",
+                ["table", "known_classes", "camera", "sequence"],
+                f"{self.dataset} has no table",
+            ),
             (self.stage is not None, ["folds", "draw_classes"], stage),
             (self.train_classes is None, ["draw_classes"], drawn),
             (self.samples_per_class is None, ["every_class"], shuffled),

@@ -54,7 +54,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         test: bool = False,
     ) -> None:
         self.labels, self.num_classes = images.labels, images.num_classes
-        self.is_query, self.images = images.is_query, images
+        self.ranking, self.images = images.ranking, images
         self.accelerator, self.experiment = accelerator, experiment
         self.model: EmbeddingModel = accelerator.unwrap_model(model)
         assert self.model.frozen_stages is not None

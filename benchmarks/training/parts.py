@@ -215,8 +215,10 @@ def check_parts(
     """
     if settings.parts is None:
         return
-    if test.is_query is not None:
-        told = "images of a part are ranked among themselves, but this dataset has a gallery"
+    if test.ranking is not None:
+        told = (
+            "images of a part are ranked among themselves, but this dataset has a gallery or groups"
+        )
         raise ConfigError(f"evaluation.parts: {told}; leave it out")
     for images in (test, train) if train is not None and settings.divergence else (test,):
         smallest = int(torch.bincount(images.labels).min())

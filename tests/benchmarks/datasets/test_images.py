@@ -79,7 +79,7 @@ def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     assert (train.num_classes, test.num_classes) == (6, 2)
     assert [test[i][1:] for i in range(3)] == [(1, 0), (0, 1), (1, 2)]
     assert np.array_equal(shown(test, 0), pixels_of(5))
-    assert test.is_query is None
+    assert test.ranking is None
     split = [
         set(classes_of(ImageSet(listing, split, views=VIEWS, fold=1, folds=3)))
         for split in ("development", "validation")
@@ -106,15 +106,20 @@ def test_queries_are_the_listed_ones_and_in_validation_half_of_an_items_images(t
     rows = [(f"item{i}", "train") for i in range(12) for _ in range(1 + i % 6)]
     rows += [("item90", "query"), ("item90", "gallery"), ("item91", "gallery"), ("item91", "query")]
     listing = write_listing(tmp_path, rows)
-    assert ImageSet(listing, "test", views=VIEWS).is_query.tolist() == [True, False, False, True]
-    assert ImageSet(listing, "development", views=VIEWS).is_query is None
+    assert ImageSet(listing, "test", views=VIEWS).ranking.queries.tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert ImageSet(listing, "development", views=VIEWS).ranking is None
 
     def queries(listing):
         part = ImageSet(listing, "validation", views=VIEWS)
         for label in range(part.num_classes):
-            own = part.is_query[part.labels == label]
+            own = part.ranking.queries[part.labels == label]
             assert own.sum() == len(own) // 2
-        return {part.name(i)[-12:] for i in part.is_query.nonzero().flatten().tolist()}
+        return {part.name(i)[-12:] for i in part.ranking.queries.nonzero().flatten().tolist()}
 
     (tmp_path / "large").symlink_to(tmp_path)
     paths = [f"large/{path}" for path in listing.paths[::-1]]

@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
+import pyarrow.csv
 import pytest
 from PIL import Image
 from pyarrow import feather, parquet
 
 from benchmarks.building import build_datasets
-from benchmarks.datasets import DatasetError, DecodedImages, __main__, table, verify_command
+from benchmarks.datasets import (
+    DatasetError,
+    DecodedImages,
+    ImageSet,
+    __main__,
+    count_queries,
+    table,
+    verify_command,
+)
 from benchmarks.settings import ConfigError, Data
 
 SPLIT = "path,label,split"
@@ -54,9 +62,9 @@ def built(root: Path, **settings: Any) -> Any:
     return build_datasets(Data(dataset="table", root=root, table=file, **settings))
 
 
-def verify(root: Path) -> int:
+def verify(root: Path, *words: str) -> int:
     file = root.with_suffix(".csv")
-    return __main__.main(["verify", "table", f"--data.root={root}", f"--data.table={file}"])
+    return __main__.main(["verify", "table", f"--data.root={root}", f"--data.table={file}", *words])
 
 
 # ------------------------------------------------------------------------------------ what is read
@@ -77,8 +85,8 @@ def test_a_table_of_oml(photographs):
     lines[6:] = [f"{row},test,{flag}" for row, flag in zip(rows("cd"), flags, strict=True)]
     write(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
     train, test, _ = built(photographs)
-    assert train.is_query is None
-    assert test.is_query.tolist() == [True, True, False] * 2
+    assert train.ranking is None
+    assert test.ranking.queries.tolist() == [True, True, False] * 2
     tested = [f"{row},{i % 3 == 0}" for i, row in enumerate(rows("ab"))]
     for column, other in (("query", "gallery"), ("gallery", "query")):  # one of them suffices
         found = read(photographs, f"path,label,{column}", *tested, default=None)
@@ -232,12 +240,61 @@ def test_a_fault_names_file_line_and_column(photographs, head, row, line):
 def test_flags_that_exclude_each_other_are_refused(photographs):
     for first, second, line in (
         ("0,0", "0,0", "line 2, column gallery: expected true, as this test row"),
-        ("0,1", "1,1", "line 5: is query and gallery, but line 2 only gallery"),
         ("1,0", "1,0", "line 2: is only query, as all test rows are"),
     ):
         with pytest.raises(DatasetError, match=line):
             lines = [*rows("a", f",{first}"), *rows("b", f",{second}")]
             read(photographs, "path,label,query,gallery", *lines, default=None)
+
+
+def test_rows_of_both_sides_stand_beside_rows_of_one(photographs, capsys):
+    """Flags of c and d: a query, both, the gallery; b has a query that nothing answers but the other both."""
+    tested = [f"{row},test,{flags}" for row, flags in zip(rows("bcd"), FLAGS, strict=True)]
+    write(photographs, f"{SPLIT},query,gallery", *rows("a", ",train,,"), *tested)
+    found = table.read(photographs.with_suffix(".csv"), photographs)
+    both = {"query": (3, 3), "gallery": (2, 2), "test": (4, 3)}
+    assert found.counts() == {"train": (3, 1), **both}
+    ranking = ImageSet(found, "test").ranking
+    assert ranking.queries.tolist() == [True, True, True, *[True, True, False] * 2]
+    assert ranking.gallery.tolist() == [False, True, True, *[False, True, True] * 2]
+    assert verify(photographs) == 0
+    out = capsys.readouterr().out
+    assert "query 3 / 3, query and gallery 4 / 3, gallery 2 / 2" in out and " 7 queries\n" in out
+    with pytest.raises(DatasetError, match=r"line 3: lists a0.png .*; an image that is query and"):
+        read(photographs, "path,label,query", "a0.png,a,1", "a0.png,a,0", "b0.png,b,1")
+
+
+FLAGS = ("1,0", "1,1", "1,1", *("1,0", "1,1", "0,1") * 2)
+
+
+def test_images_of_a_camera_or_a_sequence_leave_rankings(photographs, capsys, tmp_path):
+    """Class a is of one camera; the first of b has none, and is found by all others of b."""
+    cells = ["x", "x", "x", "", "x", "x", "x", "y", "y", "y", "x", "z"]
+    lines = [f"{row},{cell}" for row, cell in zip(rows("abcd"), cells, strict=True)]
+    file = write(photographs, "path,label,shot by", *lines)
+    for setting, answered, told in (
+        ({"camera": "shot by"}, 9, "cameras +11 images of 3; 1 of none"),
+        ({"sequence": "shot by"}, 9, "sequences +11 images of 3; 1 of none"),
+    ):
+        found = table.read(file, photographs, default=None, **setting)
+        images = ImageSet(found, "test")
+        assert images.ranking.whole_groups == ("sequence" in setting)
+        assert count_queries(images.labels, images.ranking) == (12, 12 - answered)
+        assert found.fingerprint != table.read(file, photographs, default=None).fingerprint
+        [(name, value)] = setting.items()
+        assert verify(photographs, f"--data.{name}={value}", "--data.test_classes=0.5") == 0
+        assert re.search(f"\n{told}", capsys.readouterr().out)
+    parquet.write_table(pyarrow.csv.read_csv(file), other := tmp_path / "t.pq")
+    assert table.read(other, photographs, default=None, sequence="shot by").groups == found.groups
+    with pytest.raises(DatasetError, match="expected a column cam, got path, label, shot by; the"):
+        read(photographs, "path,label,shot by", *lines, camera="cam")
+    with pytest.raises(ConfigError, match=r"data.sequence: data.camera names the groups already"):
+        built(photographs, camera="shot by", sequence="shot by")
+    write(photographs, "path,label,shot by", *rows("abcd", ",x"))
+    with pytest.raises(
+        ConfigError, match=r"class has a gallery image left \(images of a query's c"
+    ):
+        built(photographs, camera="shot by")
 
 
 def test_known_classes_are_tested_where_the_user_says_so(photographs):

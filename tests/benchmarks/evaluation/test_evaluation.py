@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
+from benchmarks.datasets import Ranking
 from benchmarks.evaluation import outputs, tester
 from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
@@ -53,12 +54,12 @@ def build_model() -> nn.Module:
     return model
 
 
-# Name: dataset, batch size, type, queries. Uneven shares, a last partial batch, processes without a batch.
+# Name: dataset, batch size, type, ranking. Uneven shares, a last partial batch, processes without a batch.
 CASES = {
     "two": (Images(2), 4, torch.float32, None),
     "subset": (Subset(Images(90), list(range(70, 20, -1))), 4, torch.float32, None),
     "float64": (Images(23), 2, torch.float64, None),
-    "gallery": (Images(60), 7, torch.float32, torch.arange(60) % 2 == 0),
+    "gallery": (Images(60), 7, torch.float32, Ranking.apart(torch.arange(60) % 2 == 0)),
 }
 
 
@@ -100,8 +101,8 @@ def test_evaluate_measures_unit_vectors(accelerator, gallery, monkeypatch):
     monkeypatch.delattr("pytorch_metric_learning.utils.inference.faiss", raising=False)
     model, dataset, during = build_model().train(), Images(41), set()
     model.register_forward_hook(lambda m, *_: during.update(c.training for c in m.modules()))
-    queries = torch.rand(41) < 0.5 if gallery else None
-    found = evaluate(accelerator, model, dataset, batch_size=8, is_query=queries)
+    ranking = Ranking.apart(torch.rand(41) < 0.5) if gallery else None
+    found = evaluate(accelerator, model, dataset, batch_size=8, ranking=ranking)
     assert during == {False}
     images, labels, _ = zip(*(dataset[i] for i in range(41)), strict=True)
     with torch.no_grad():
@@ -110,7 +111,7 @@ def test_evaluate_measures_unit_vectors(accelerator, gallery, monkeypatch):
     assert found.labels.tolist() == list(labels)
     assert found.descriptors is None
     longer = normalize(expected) * torch.arange(1, 42)[:, None]
-    assert found.metrics == tester.measure(longer, found.labels, (1, 3), queries)
+    assert found.metrics == tester.measure(longer, found.labels, (1, 3), ranking)
     assert list(found.metrics)[:3] == ["recall_at_1", "recall_at_3", "mean_average_precision_at_r"]
     assert 0 < found.metrics["recall_at_1"] < 1
 
@@ -172,7 +173,8 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(gallery):
     labels[7] = 10  # alone
     vectors = torch.randn(60, 4) + torch.randn(13, 4)[labels]
     is_query = torch.rand(60) < 0.5 if gallery else None
-    metrics, ranks = tester.rank(vectors, labels, (1,), is_query)
+    ranking = Ranking.apart(is_query) if gallery else None
+    metrics, ranks = tester.rank(vectors, labels, (1,), ranking)
     classes = tester.per_class(ranks, 14)
     queries = torch.tensor(classes.pop("queries"))
     own = torch.bincount(labels[is_query] if gallery else labels, minlength=14)
@@ -193,9 +195,9 @@ def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
     accelerator = as_accelerator(processes)
     options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4]}
     found = {}
-    for name, (dataset, batch_size, dtype, is_query) in CASES.items():
+    for name, (dataset, batch_size, dtype, ranking) in CASES.items():
         model = accelerator.prepare(build_model().to(dtype))
-        options |= {"batch_size": batch_size, "is_query": is_query}
+        options |= {"batch_size": batch_size, "ranking": ranking}
         found[name] = asdict(evaluate(accelerator, model, dataset, **options))
     return found
 

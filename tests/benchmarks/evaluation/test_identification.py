@@ -8,36 +8,50 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.datasets import Ranking
 from benchmarks.evaluation import identification
 from benchmarks.evaluation.identification import identify
 from benchmarks.reporting.identification import judge
+from tests.benchmarks.datasets.test_queries import ranked
 from tests.benchmarks.evaluation.test_verification import made
 
 
-def by_hand(vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> list[list[float]]:
+def by_hand(vectors: Tensor, labels: Tensor, ranking: Ranking | None) -> list[list[float]]:
     """For each query the similarity to the nearest image of another class and of its own; -inf without one."""
     unit, classes = normalize(vectors.double()), labels.tolist()
     similarities, scores = (unit @ unit.T).tolist(), list[list[float]]()
-    for q, own in enumerate(classes):
-        if is_query is None or is_query[q]:
+    for q, others in enumerate(ranked(ranking, labels)):
+        if ranking is None or ranking.queries[q]:
             scores.append([-math.inf, -math.inf])
-            for g, other in enumerate(classes):
-                if g != q and (is_query is None or not is_query[g]):
-                    best = max(scores[-1][own == other], similarities[q][g])
-                    scores[-1][own == other] = best
+            for g in others:
+                own = classes[q] == classes[g]
+                scores[-1][own] = max(scores[-1][own], similarities[q][g])
     return scores
 
 
-@pytest.mark.parametrize("is_query", [None, torch.arange(230) % 2 == 0], ids=["all", "gallery"])
-def test_each_query_by_hand(is_query, monkeypatch):
+IMAGES = torch.arange(230)
+BOTH = IMAGES % 7 > 0, IMAGES % 5 > 1, IMAGES // 3 % 3
+
+
+@pytest.mark.parametrize(
+    ("ranking", "classes"),
+    [
+        (None, (7, 10)),
+        (Ranking.apart(IMAGES % 2 == 0), (7, 9)),
+        (Ranking(*BOTH), (7, 9)),
+        (Ranking(*BOTH, whole_groups=True), (7, 9)),
+    ],
+    ids=["all", "gallery", "cameras", "sequences"],
+)
+def test_each_query_by_hand(ranking, classes, monkeypatch):
     """Classes of one image are unknown only; intervals leave a class out of queries and gallery."""
     monkeypatch.setattr(identification, "BLOCK_ROWS", 9)
     vectors, labels = made(7, 230)
     labels[:3] = torch.tensor([7, 8, 9])
-    found, scores = identify(vectors, labels, is_query), by_hand(vectors, labels, is_query)
+    found, scores = identify(vectors, labels, ranking), by_hand(vectors, labels, ranking)
     known = [(other, own) for other, own in scores if own > -math.inf]
     assert found["unknown_queries"] == len(scores) and found["known_queries"] == len(known)
-    assert (found["known_classes"], found["unknown_classes"]) == (7, 10 if is_query is None else 9)
+    assert (found["known_classes"], found["unknown_classes"]) == classes
     rows = {row["false_positives"]: row for row in found["rates"]}
     assert rows[0.01]["needs"] == 1000 and rows[0.01]["threshold"] is None
     t = rows[0.1]["threshold"]
@@ -55,7 +69,7 @@ def test_each_query_by_hand(is_query, monkeypatch):
     shares = []
     for left in range(10):
         kept = labels != left
-        part = by_hand(vectors[kept], labels[kept], None if is_query is None else is_query[kept])
+        part = by_hand(vectors[kept], labels[kept], ranking and ranking.taken(kept))
         shares.append(np.mean([other >= t for other, _ in part]))
     half_width = 2.2621571627409915 * math.sqrt(9 * np.var(shares))  # Student's t of 9 degrees
     assert rows[0.1]["false_positives_half_width"] == pytest.approx(half_width)
@@ -68,7 +82,8 @@ def test_the_rates_are_the_true_ones_and_limits_in_a_larger_gallery():
     side = torch.linalg.cross(gallery, torch.randn(classes, 3, generator=draw).double())
     queries = cosine * gallery + math.sqrt(1 - cosine**2) * normalize(side)  # one of each class
     labels = torch.cat([torch.arange(n), torch.arange(classes)])
-    found = identify(torch.cat([gallery[:n], queries]), labels, torch.arange(len(labels)) >= n)
+    sides = Ranking.apart(torch.arange(len(labels)) >= n)
+    found = identify(torch.cat([gallery[:n], queries]), labels, sides)
     assert found["known_queries"] == found["gallery_classes"] == found["compared"] + 1 == n
     rates = {row["false_positives"]: row for row in found["rates"] if row["threshold"]}
     assert [*rates] == [0.1, 0.05, 0.02, 0.01, 0.005]

@@ -1,22 +1,28 @@
 """Neighbours that a run saves for its report: every number by brute force."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.datasets import Ranking
 from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, neighbours, save_showcase
 from benchmarks.evaluation.tester import Measured, rank
+from tests.benchmarks.datasets.test_queries import ranked as in_ranking
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Images of unequal classes, one of which has a single image; all pixels of an image are its number."""
 
-    def __init__(self, *, gallery: bool) -> None:
+    def __init__(self, kind: str) -> None:
         self.labels = torch.tensor([0, 2, 0, 4, 2, 0, 1, 0, 2, 4, 2, 0, 3, 2, 0, 3, 0, 4, 0])
-        n, self.is_query = len(self.labels), None
-        if gallery:  # which lacks class 3
-            self.is_query = (self.labels == 3) | (torch.arange(n) % 3 == 0)
+        n, self.ranking = len(self.labels), None
+        if kind != "all":  # the gallery lacks class 3
+            self.ranking = Ranking.apart((self.labels == 3) | (torch.arange(n) % 3 == 0))
+        if kind == "cameras":
+            self.ranking = replace(self.ranking, groups=torch.arange(n) % 2)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,22 +41,21 @@ def ranked(data: Images, embeddings: Tensor, query: int) -> list[int]:
     """The images that a query is to find, nearest first, in float64."""
     unit = torch.nn.functional.normalize(embeddings.double())
     distances = (unit - unit[query]).norm(dim=1)
-    gallery = torch.ones(len(data)) if data.is_query is None else ~data.is_query
-    return [i for i in distances.argsort().tolist() if gallery[i] and i != query]
+    return sorted(in_ranking(data.ranking, data.labels)[query], key=distances.tolist().__getitem__)
 
 
 def test_among_more_copies_than_neighbours_the_first_ones_are_shown():
     """Also of an image that does not stand in its own ranking."""
-    near = neighbours(torch.ones(12, 2), 3, torch.tensor([11, 1]), None)
+    near = neighbours(torch.ones(12, 2), torch.zeros(12), 3, torch.tensor([11, 1]), None)
     assert near.tolist() == [[0, 1, 2], [0, 2, 3]]
 
 
-@pytest.mark.parametrize("gallery", [False, True])
-def test_queries_are_spread_best_and_worst_with_their_neighbours(gallery, tmp_path):
+@pytest.mark.parametrize("kind", ["all", "gallery", "cameras"])
+def test_queries_are_spread_best_and_worst_with_their_neighbours(kind, tmp_path):
     """The best and the worst are of different classes."""
-    data = Images(gallery=gallery)
+    data = Images(kind)
     embeddings = torch.randn(5, 4)[data.labels] + torch.randn(len(data), 4)
-    measured = rank(embeddings, data.labels, [1], data.is_query)
+    measured = rank(embeddings, data.labels, [1], data.ranking)
     save_showcase(tmp_path, data, Measured(*measured, embeddings, data.labels))  # type: ignore[arg-type]
     with np.load(tmp_path / "retrieval.npz") as file:
         saved = dict(file)
@@ -68,6 +73,7 @@ def test_queries_are_spread_best_and_worst_with_their_neighbours(gallery, tmp_pa
     spread = queries[groups == "evenly spread"]
     assert len(set(spread.tolist())) == len(spread) > 4
     assert saved["query_names"].tolist() == [f"image {i}" for i in queries]
-    near = [ranked(data, embeddings, query)[:NEIGHBOURS] for query in queries.tolist()]
+    near = [ranked(data, embeddings, query) for query in queries.tolist()]
+    near = [row[: min(NEIGHBOURS, *map(len, near))] for row in near]
     assert saved["neighbour_images"][..., 0, 0, 0].tolist() == near
     assert saved["neighbour_labels"].tolist() == [data.labels[row].tolist() for row in near]

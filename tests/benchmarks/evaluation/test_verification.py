@@ -1,6 +1,7 @@
 """Verification: counted in blocks, the same as scikit-learn's curve of all pairs, on one process and on several."""
 
 import math
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -11,14 +12,17 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.datasets import Ranking
 from benchmarks.evaluation import identification, verification
 from benchmarks.evaluation.identification import identify
 from benchmarks.evaluation.verification import BINS, verify
+from tests.benchmarks.datasets.test_queries import ranked
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Processes
 
 RATES = (0.1, 0.01)
 QUERIES = torch.arange(200) % 3 == 0
+CAMERAS = Ranking(~QUERIES, torch.arange(200) % 4 > 0, torch.arange(200) % 6)
 
 
 def made(classes: int, images: int) -> tuple[Tensor, Tensor]:
@@ -30,21 +34,25 @@ def made(classes: int, images: int) -> tuple[Tensor, Tensor]:
     return 3 * (centres[labels] + noise), labels
 
 
-def all_pairs(vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> tuple[Any, Any]:
+def all_pairs(vectors: Tensor, labels: Tensor, ranking: Ranking | None) -> tuple[Any, Any]:
     """Whether each pair is of one class, and its similarity: by hand."""
-    unit, (i, j) = normalize(vectors.double()), torch.combinations(torch.arange(len(labels))).T
-    kept = torch.ones_like(i).bool() if is_query is None else is_query[i] != is_query[j]
-    same, similarities = labels[i] == labels[j], (unit[i] * unit[j]).sum(dim=1)
-    return same[kept].numpy(), similarities[kept].numpy()
+    unit, others = normalize(vectors.double()), enumerate(ranked(ranking, labels))
+    pairs = {(min(i, j), max(i, j)) for i, them in others for j in them}
+    i, j = torch.tensor(sorted(pairs)).T
+    return (labels[i] == labels[j]).numpy(), (unit[i] * unit[j]).sum(dim=1).numpy()
 
 
-@pytest.mark.parametrize("is_query", [None, QUERIES], ids=["all", "gallery"])
-def test_it_is_the_curve_of_all_pairs(is_query, monkeypatch):
+@pytest.mark.parametrize(
+    "ranking",
+    [None, Ranking.apart(QUERIES), CAMERAS, replace(CAMERAS, whole_groups=True)],
+    ids=["all", "gallery", "cameras", "sequences"],
+)
+def test_it_is_the_curve_of_all_pairs(ranking, monkeypatch):
     monkeypatch.setattr(verification, "BLOCK_ROWS", 7)
     monkeypatch.setattr(verification, "GROUPS", 8)
     vectors, labels = made(40, 200)
-    found = verify(vectors, labels, is_query, rates=RATES)
-    same, similarities = all_pairs(vectors, labels, is_query)
+    found = verify(vectors, labels, ranking, rates=RATES)
+    same, similarities = all_pairs(vectors, labels, ranking)
     assert found["same_pairs"] == same.sum() and found["other_pairs"] == (~same).sum()
     assert found["classes"] == 40 and found["groups"] == 8
     # Half of the pairs of pairs that share a bin.
@@ -104,7 +112,7 @@ def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(value, labels, lin
 def verified(processes: Processes) -> list[dict[str, Any]]:
     """Results on a process of a pool."""
     accelerator = as_accelerator(processes)
-    images = *made(12, 200), QUERIES, accelerator
+    images = *made(12, 200), replace(CAMERAS, whole_groups=True), accelerator
     with mock.patch.object(identification, "BLOCK_ROWS", 30):
         known = identify(*images)
     return [verify(*images, rates=RATES), verify(*images[:2], None, accelerator, RATES), known]

@@ -104,6 +104,30 @@ def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, t
     assert not {"verification", "identification"} & found.keys()
 
 
+def test_images_of_a_querys_camera_leave_its_ranking(trained, pictures, tested, tmp_path, capsys):
+    """Of the run's own images: class 0 is of one camera, so that nothing is left of it to find."""
+    names = [(i, j) for i in range(CLASSES) for j in range(IMAGES)]
+    lines = [f"class{i}/{j}.png,class{i},{j % 2 if i else 0}" for i, j in names]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,camera", *lines]))
+    words = [
+        "--data.dataset=table",
+        f"--data.table={tmp_path / 't.csv'}",
+        f"--data.root={pictures}",
+    ]
+    whole = tested(trained, *words)
+    for setting, told in (("camera", "class and camera"), ("sequence", "sequence")):
+        found = tested(trained, *words, f"--data.{setting}=camera")
+        told = f"images of a query's {told} (column camera) leave its ranking)"
+        assert f"{IMAGES} have nothing to find and do not count; {told}" in printed(capsys)
+        assert found["data"]["unanswered_queries"] == IMAGES
+        # Pairs of class 0, and of the others' two cameras.
+        leave = IMAGES * (IMAGES - 1) // 2 + (CLASSES - 1) * IMAGES // 2 * (IMAGES // 2 - 1)
+        pairs = whole["verification"]["same_pairs"] - leave
+        assert found["verification"]["same_pairs"] == pairs
+        known = found["identification"]["known_queries"]
+        assert known == (CLASSES - 1) * IMAGES == sum(found["per_class"]["queries"])
+
+
 def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):
     output, taken = tmp_path / "x.json", tmp_path / "taken.json"
     taken.touch()
