@@ -111,7 +111,9 @@ def embedded(
     if index is None:
         return network.embed(paths)
     names = [path.relative_to(root).as_posix() for path in paths]
-    states = [f"{s.st_size} {s.st_mtime_ns} {s.st_ino}" for s in (path.stat() for path in paths)]
+    # The time of change tells what keeps its size, time and number, as copies into an old file do.
+    files = [path.stat() for path in paths]
+    states = [f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for s in files]
     keys, rows = [*zip(names, states, strict=True)], dict[tuple[str, str], int]()
     old = read_index(index) if index.exists() else {}
     if old:

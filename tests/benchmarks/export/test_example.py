@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import re
 import runpy
 import shutil
@@ -218,9 +219,10 @@ def test_an_index_embeds_what_is_new(exported, pictures, tmp_path, search):
         return {path: float(similarity) for similarity, path in lines}
 
     images = CLASSES * IMAGES
+    kept, new, gone, changed = (folder / f"class{i}" / "3.png" for i in (4, 5, 6, 7))
+    changed.write_bytes(changed.read_bytes() + bytes(9999))
     first = searched(f"0 images kept, {images + 1} new or changed, 0 gone")
     assert searched(f"{images + 1} images kept, 0 new or changed, 0 gone") == first
-    kept, new, gone, changed = (folder / f"class{i}" / "3.png" for i in (4, 5, 6, 7))
     with np.load(index) as arrays:
         stored = dict(arrays)
     stored["embeddings"][stored["names"].tolist().index("class4/3.png")] *= -1
@@ -228,7 +230,9 @@ def test_an_index_embeds_what_is_new(exported, pictures, tmp_path, search):
     new = new.with_name("new.png")
     shutil.copy(changed, new)
     gone.unlink()
-    shutil.copy(folder / "class4" / "0.png", changed)
+    state, content = changed.stat(), (folder / "class4" / "0.png").read_bytes()
+    changed.write_bytes(content.ljust(state.st_size, b"\0"))  # of the same size and time
+    os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
     now = searched(f"{images - 1} images kept, 2 new or changed, 2 gone or changed")
     index.rename(tmp_path / "old.npz")
     anew = searched(f"0 images kept, {images + 1} new")
