@@ -130,11 +130,13 @@ def _draw(
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
+    record = {} if published else study.tests(choice.row)[0].record()
     about: dict[str, Any] = {
         "tried": {row: study.tried(row) for row in study.rows},
         "registration": studies.registration(study, found),
         # A published page names no folder of the machine that drew it.
         "command": None if published else command(),
+        "known": reporting.known_or_unknown(record or {}),
     }
     protocols = os.path.relpath(PROTOCOLS, output.parent)
     page = reporting.study_page(*measured, figures=figures, protocols=protocols, **about)
@@ -150,11 +152,10 @@ def _draw(
     else:
         shown = output.with_suffix(".html")
         labels, neighbours = study.labels(), _neighbours(study, choice)
-        known = reporting.known_or_unknown(study.tests(choice.row)[0].record() or {})
-        about |= {"labels": labels, "steps": steps, "neighbours": neighbours, "known": known}
+        about |= {"labels": labels, "steps": steps, "neighbours": neighbours}
         html = reporting.study_html(*measured, figures=drawn, **about)
         replace_file(shown, html.encode())
-        print("\n".join([*reporting.advice(*measured, labels), *known]))
+        print("\n".join([*reporting.advice(*measured, labels), *about["known"]]))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
     return steps
 

@@ -67,6 +67,7 @@ def study_page(
     figures: Mapping[str, str],
     protocols: str = "protocols.md",
     command: str | None = None,
+    known: Sequence[str] = (),
 ) -> str:
     """The page in Markdown.
 
@@ -75,10 +76,11 @@ def study_page(
         figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
         command: The command that measures it again; default: that of a study that comes with the runner.
+        known: How well the recommended network tells known from unknown photographs, in sentences.
     """
     content = study_content(study, findings, results, tried, registration, command)
     template = Path(__file__).with_suffix(".md")
-    page = fill(template, **content, figures=figures, protocols=protocols)
+    page = fill(template, **content, figures=figures, protocols=protocols, known=known)
     return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
@@ -102,9 +104,7 @@ def study_content(
         [of.name, of.formula(), metric_name(study.metric(of)), of.paper] for of in study.comparisons
     ]
     return {
-        "study": study,
-        "registration": registration,
-        "metric_name": metric_name,
+        **{"study": study, "registration": registration, "metric_name": metric_name},
         "command": command or f"python -m benchmarks.study {study.name}",
         "answer": answer(study, main, results, others),
         "papers": has_papers(study),
@@ -127,9 +127,8 @@ def study_content(
         "dirty": any(run["dirty"] for run in runs),
         "processors": _processors(findings, results),
         "means": _means(results),
-        "settings": _settings(study, tried),
+        **{"settings": _settings(study, tried), "short": _short},
         "paths": sorted({path for row in study.rows.values() for path in row.choose}),
-        "short": _short,
     }
 
 

@@ -58,7 +58,7 @@ def page_of(study: StudyFile, results: Any, **changes: Any) -> str:
     findings = judge(study, results, registered=registered)
     figures = {name: f"toy{name}.svg" for name in study_figures(study, findings, results)}
     tried = {row: [] for row in study.rows} | changes.pop("tried", {})
-    about = {"registration": "Registered at `abc`.", "figures": figures}
+    about = {"registration": "Registered at `abc`.", "figures": figures, **changes}
     page = study_page(study, findings, results, tried=tried, **about)
     return page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NON-BREAKING HYPHEN}", "-")
 
@@ -87,6 +87,8 @@ def answer_of(study: StudyFile, results: Any) -> str:
 )  # fmt: skip
 def test_the_answer_says_how_many_and_how_much(gains, answer):
     assert answer in answer_of(*made(gains))
+    known = page_of(*made(gains), known=["Known or unknown? No."])
+    assert known.replace("Known or unknown? No.\n\n", "", 1) == page_of(*made(gains)) != known
 
 
 def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
