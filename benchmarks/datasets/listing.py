@@ -5,6 +5,7 @@ published numbers. Images are not opened here.
 """
 
 import codecs
+import errno
 import hashlib
 import os
 from collections import Counter
@@ -45,7 +46,14 @@ def reading(path: Path) -> Iterator[None]:
 def unreadable(path: Path, error: Exception) -> DatasetError:
     """The error of a file whose content raised another one."""
     why = f"{type(error).__name__}: {reason(error)}"
-    return DatasetError(f"{path}: cannot be read ({why}); restore or replace it")
+    remedy = "; restore or replace it"
+    if isinstance(error, PermissionError):
+        remedy = "; allow this user to read it"
+    elif isinstance(error, OSError) and error.errno == errno.ELOOP:  # `walk` says what to remove
+        remedy = ""
+    elif isinstance(error, FileNotFoundError):
+        remedy = "; restore it, or name another"
+    return DatasetError(f"{path}: cannot be read ({why}){remedy}")
 
 
 @dataclass(frozen=True)
