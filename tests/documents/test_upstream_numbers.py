@@ -1,4 +1,4 @@
-"""Classes offered to PML, in `upstream/`, have the values and the gradients of the library's own."""
+"""What the library overrides of the classes offered to PML has their values and their gradients."""
 
 import sys
 from pathlib import Path
@@ -7,18 +7,12 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, reducers
-from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor
 
 import pml_regularizers as library
-from pml_regularizers.offered.losses import (
-    energy_confusion_loss,
-    horde_loss,
-    jrs_loss,
-    variance_estimation_loss,
-)
-from pml_regularizers.offered.utils import rank_accuracy_calculator, variance_attention
+from pml_regularizers.offered.losses import horde_loss, jrs_loss
+from pml_regularizers.offered.utils import rank_accuracy_calculator
 from tests.support import gradients
 from tests.support.pool import Pool, Processes
 from tests.support.processes import ROOT
@@ -43,33 +37,6 @@ def assert_same(
     gradients = torch.autograd.grad(found, inputs)
     for one, other in zip(gradients, torch.autograd.grad(expected, others or inputs), strict=True):
         assert_close(one.reshape(other.shape), other)
-
-
-@pytest.mark.parametrize("distance", [LpDistance(power=2), LpDistance(p=1)])
-def test_energy_confusion(distance: LpDistance) -> None:
-    x = random(8, 5)
-    options: dict[str, Any] = {"distance": distance, "reducer": reducers.SumReducer()}
-    loss = energy_confusion_loss.EnergyConfusionLoss
-    ours = library.EnergyConfusionRegularizer(**options)
-    assert_same(loss(**options)(x, LABELS), ours(x, LABELS), [x])
-
-
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_variance(unbiased: bool) -> None:
-    pooled = random(8, 5)
-    ours = library.VEMAttention(5).double()
-    attention = variance_attention.VarianceAttention(5).double()
-    attention.variance.data = ours.variance.data.clone()
-    torch.testing.assert_close(attention(pooled), ours(pooled))
-
-    module = variance_estimation_loss
-    found = module.VarianceEstimationLoss(unbiased=unbiased)(
-        pooled, ref_emb=attention.variance.unsqueeze(0)
-    )
-    expected = library.VarianceRegularizer(unbiased=unbiased)(
-        pooled, features=(pooled, ours.variance)
-    )
-    assert_same(found, expected, [pooled, attention.variance], [pooled, ours.variance])
 
 
 @pytest.mark.parametrize(
