@@ -1,5 +1,6 @@
 """HORDE's orders, their losses and the descriptor; test_contract.py has its values."""
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from pml_regularizers import HORDELoss
+from pml_regularizers import HighOrderMoments, HORDELoss
 from tests.library.expected import orders as expected_orders
 from tests.oracles import horde as oracle
 from tests.support.tolerances import assert_close
@@ -43,6 +44,12 @@ def test_orders_that_are_not_normalised(projections: str, embed_orders: bool | N
     trained = projections in ("cascaded", "independent")
     embedded = trained if embed_orders is None else embed_orders
     assert {order.shape[1] for order in found} == {WIDTH if embedded else DIM}
+
+
+def test_the_moments_alone_have_the_defaults_of_the_loss() -> None:
+    alone, loss = (signature(kind).parameters for kind in (HighOrderMoments, HORDELoss))
+    shared = alone.keys() & loss.keys()
+    assert len(shared) == 7 and all(alone[name].default == loss[name].default for name in shared)
 
 
 @pytest.mark.parametrize(

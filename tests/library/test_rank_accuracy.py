@@ -30,11 +30,11 @@ def measured(
     is_query: Tensor | None = None,
     unit: bool = False,
     groups: Tensor | None = None,
-    rule: Any = "class",
+    **settings: Any,
 ) -> dict[str, float]:
     """Result of the calculator on one matrix."""
     names = (*(f"recall_at_{k}" for k in recall_at), *METRICS)
-    calculator = RankAccuracyCalculator(names, recall_at=recall_at, device=CPU, group_rule=rule)
+    calculator = RankAccuracyCalculator(names, recall_at=recall_at, device=CPU, **settings)
     return calculator.get_accuracy_within(
         vectors,
         labels,
@@ -126,7 +126,7 @@ def test_groups_leave_the_rankings_of_their_queries(monkeypatch, gallery, rule):
         is_query = halves(len(labels), seed) if gallery else None
         call = ((1, 2, 5, 100), is_query, groups, rule)
         found = measured(
-            vectors, labels, recall_at=call[0], is_query=is_query, groups=groups, rule=rule
+            vectors, labels, recall_at=call[0], is_query=is_query, groups=groups, group_rule=rule
         )
         assert found == oracle(vectors, labels, *call)
         assert found != measured(vectors, labels, recall_at=call[0], is_query=is_query)
@@ -204,7 +204,7 @@ def test_no_tensor_exceeds_the_budget(monkeypatch, sizes, gallery):
     vectors, labels = clusters(0, sizes, width=2)
     is_query = halves(len(labels)) if gallery else None
     with Count() as count:
-        measured(vectors, labels, is_query=is_query)
+        measured(vectors, labels, is_query=is_query, avg_of_avgs=True)
     assert budget / 16 < max(count.storages) <= budget
 
 
