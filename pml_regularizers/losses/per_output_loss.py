@@ -31,10 +31,11 @@ class PerOutputLoss(FeatureLoss):
         **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the losses inside.
     """
 
-    nested_feature_loss_hint = (
-        ""  # why a loss inside cannot read features itself, and what to do instead
-    )
-    width_hint = ""  # what else would help if a loss was made for vectors of another width
+    nested_feature_loss_hint = ""
+    """Why a loss inside cannot read features itself, and what to do instead."""
+
+    width_hint = ""
+    """What else would help if a loss was made for vectors of another width."""
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("reducer", "distance"):
@@ -68,13 +69,10 @@ class PerOutputLoss(FeatureLoss):
 
     def hold_losses(self, losses: Mapping[str, nn.Module]) -> None:
         """Keep the losses by name: each object itself, and a copy of it wherever it comes again."""
-        given: list[nn.Module] = []
         # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
         self.losses = nn.ModuleDict()
         for name, loss in losses.items():
-            again = any(loss is own for own in given)
-            self.losses[name] = copy.deepcopy(loss) if again else loss
-            given.append(loss)
+            self.losses[name] = copy.deepcopy(loss) if loss in self.losses.values() else loss
         self.add_to_recordable_attributes(
             list_of_names=[f"{name}_loss" for name in losses], is_stat=True
         )
@@ -156,10 +154,8 @@ class PerOutputLoss(FeatureLoss):
                 loss, vectors, labels, indices_tuple, **reference, **further
             ).view(())
         except RuntimeError as error:
-            device = isinstance(
-                error, getattr(torch, "AcceleratorError", ())
-            )  # out of memory as well
-            if device or isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
+            device = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
+            if isinstance(error, device) or not loss.state_dict():
                 raise
             raise ValueError(
                 f"loss: {type(loss).__name__} failed on the vectors {tuple(vectors.shape)} of {name} ({error}); "
