@@ -250,6 +250,19 @@ def test_rows_that_are_nearer_to_each_other_than_bfloat16_rounds_keep_their_orde
             loss(change(embeddings), images(4)[1])
 
 
+@pytest.mark.parametrize("second", [1.0, 2.0])
+def test_a_copy_of_embeddings_that_two_passes_have(second: float) -> None:
+    """As of a collapsed network: which pass it is of matters, unless the features are the same."""
+    stage, embedder = nn.Identity(), nn.Identity()
+    loss = Slow().attach(stage, embedder=embedder)
+    loss.together = threading.Barrier(1)
+    for size in (1.0, second):
+        stage(torch.full((3, 2), size))
+        embeddings = embedder(torch.ones(3, 2))
+    with pytest.raises(MissingFeaturesError) if second > 1 else nullcontext():
+        assert loss(F.normalize(embeddings), torch.arange(3)) == 1
+
+
 def test_a_stage_whose_output_is_pooled_before_the_embedder() -> None:
     """Which of two outputs the embedder was given is not known, unless the first one's pass failed in it."""
     stage, embedder, labels = nn.Identity(), nn.Linear(CHANNELS, WIDTH), images(4)[1]
