@@ -110,7 +110,18 @@ def _search(options: argparse.Namespace, settings: Sequence[str], folder: Path) 
 
 
 def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
-    runs = studies.plan_folds(options.recipe, settings, range(options.seeds), folder)
+    mine = ["--protocol=fair", "--data.split=test", "--evaluation.save_embeddings=true"]
+    command = studies.read(["--recipe", options.recipe, *settings, *mine])
+    runs = [
+        studies.make_job(
+            command, folder / f"seed{seed}-fold{fold}", {"seed": seed, "data.fold": fold}
+        )
+        for seed in range(options.seeds)
+        for fold in range(command.experiment.data.folds)
+    ]
+    studies.try_out(runs)
+    for run in runs:
+        run.result()
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
         if stopped := studies.Queue(lambda: runs, len(runs), launcher).run():

@@ -168,7 +168,7 @@ def _neighbours(study: "studies.Study", choice: "reporting.Choice") -> str:
     rows = sorted(choice.finding.comparison.rows(), key=lambda row: row != choice.row)
     jobs = {labels[row]: study.tests(row)[0] for row in rows}
     job = jobs[labels[rows[0]]]
-    data = job.command.experiment.data
+    data = job.experiment.data
     there = all((one.folder / "neighbours.npz").is_file() for one in jobs.values())
     if len(jobs) < 2 or not there or not (data.dataset == "glyphs" or data.root.is_dir()):
         return ""
@@ -192,7 +192,7 @@ def _next_steps(
         return {}
     network, thresholds = test.folder, list[str]()
     if finished.is_finished():
-        network, length = finished.folder, finished.command.experiment.optimization.steps
+        network, length = finished.folder, finished.experiment.optimization.steps
         for job in reversed(tests):
             record = job.record() or {}
             as_long = record.get("selection") is None or records.about_as_long(record, length)
@@ -201,11 +201,11 @@ def _next_steps(
     else:
         verb = "Fit" if row in study.file.untrained() else "Train"
         steps[f"{verb} the recommended method on all classes"] = command("--finish")
-    trusted = [word for module in finished.command.trusted for word in ("--trust", module)]
+    trusted = [word for module in finished.trusted for word in ("--trust", module)]
     words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
     words += [*thresholds, *trusted]
     steps["Export the recommended network"] = shlex.join(words)
-    data = finished.command.experiment.data
+    data = finished.experiment.data
     if data.dataset != "glyphs":
         words = ["python", "examples/search_folder.py", "exported", f"{data.root}", "QUERY.jpg"]
         steps["Search in a folder with it"] = shlex.join([*words, "--html", "neighbours.html"])

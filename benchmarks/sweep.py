@@ -4,11 +4,11 @@
         [--launcher "accelerate launch --num_processes 8"] [--redo-stale] [-- --any.setting value]
 
 A RECIPE is an entry (PAPER/TABLE/ROW), a table (PAPER/TABLE) or a quoted pattern ("horde/table*/*"); a training
-that several of them name runs once. Settings behind -- go to every run. Runs lie in DIR/RECIPE-seedN, what they
-print in DIR/logs/RECIPE-seedN.log. What is finished is skipped and what was interrupted goes on, so that the same
-command can be given again. A *stale* run, one of other settings that can change its result, is an error unless
---redo-stale moves it to NAME.stale-N and runs it again. With --ray, runs go to the devices of this machine or to
-the nodes of a cluster: docs/cluster.md.
+that several of them name runs once. Settings behind -- go to every run. Runs lie in DIR/RECIPE-seedN, their
+settings and what they print in DIR/logs/RECIPE-seedN.yaml and .log. What is finished is skipped and what was
+interrupted goes on, so that the same command can be given again. A *stale* run, one of other settings that can
+change its result, is an error unless --redo-stale moves it to NAME.stale-N and runs it again. With --ray, runs go
+to the devices of this machine or to the nodes of a cluster: docs/cluster.md.
 
 Exit status: 0 if all runs are finished, 1 if one is not (failed, stale, or in use by another process), 2 for a
 sweep that cannot be started, 130 or 143 after Ctrl-C or SIGTERM, once the runs have saved.

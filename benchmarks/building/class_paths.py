@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import is_dataclass, replace
 from functools import cache
 from math import isnan
 from pkgutil import resolve_name
@@ -19,7 +20,15 @@ from typing import Any, get_args
 import jsonargparse
 
 from benchmarks.console import reason
-from benchmarks.settings import OURS, ConfigError, is_trusted, misread, one_line, trusted_module
+from benchmarks.settings import (
+    OURS,
+    ClassSpec,
+    ConfigError,
+    is_trusted,
+    misread,
+    one_line,
+    trusted_module,
+)
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 
@@ -44,7 +53,7 @@ UNSAID = object()
 
 
 def resolved(value: Any, key: str = "") -> Any:
-    """Settings with every default of every class filled in; read back, they build the same objects.
+    """Settings, or an experiment, with every default of every class filled in; they build the same objects.
 
     A null stays if the class does not say what it means; values that YAML cannot hold are left out.
     """
@@ -61,6 +70,10 @@ def resolved(value: Any, key: str = "") -> Any:
             if isinstance(said.get(name), dict) and isinstance(given.get(name), dict):
                 given = given | {name: said[name] | given[name]}
         value = {"class_path": value["class_path"], "init_args": said | given}
+    if isinstance(value, ClassSpec):
+        return ClassSpec(resolved(value.description, key))
+    if is_dataclass(value):
+        return replace(value, **resolved(vars(value), key))  # type: ignore[type-var]
     if isinstance(value, dict):
         return {name: resolved(of, f"{key}.{name}".lstrip(".")) for name, of in value.items()}
     if isinstance(value, list):

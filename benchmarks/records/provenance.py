@@ -47,7 +47,7 @@ def describe_data(
         about |= {"validation_queries": asked, "unanswered_validation_queries": unanswered}
     if data.known_classes and data.split == "test":
         about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
-    return {"data": about, "weights": describe_weights(experiment.model)}
+    return {"data": about, "weights": describe_weights(experiment.network)}
 
 
 def describe_tested(

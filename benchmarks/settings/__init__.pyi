@@ -1,3 +1,4 @@
+from .class_spec import ClassSpec as ClassSpec
 from .command import (
     Command as Command,
     parse as parse,

@@ -1,11 +1,8 @@
 """Reads the settings of one run from a command line."""
 
 import argparse
-import json
-import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -18,7 +15,6 @@ from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.labels import label_of
-from benchmarks.settings.ranges import NonNegativeInt, Seed
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
 from benchmarks.settings.yaml_files import load_yaml, misread, read_yaml
@@ -30,16 +26,6 @@ GROUPS = ("data", "model", "optimization", "evaluation")
 
 UNTYPED = ("model.trunk_args", "optimization.overrides")
 """Settings that hold values of any type."""
-
-
-PLAIN: dict[str, Callable[[Any], Any]] = {"seed": Seed, "data.fold": NonNegativeInt, "output": Path}
-"""Settings in which the runs of a study differ: their options need no parser, which is slow."""
-
-_stages: dict[str, list[Any]] = {}
-"""Settings after each layer, behind a None, by the layers."""
-
-_parsed: dict[tuple[str, tuple[str, ...]], bytes] = {}
-"""Pickled settings of `_settings`, by layers and options."""
 
 
 @dataclass(frozen=True)
@@ -79,83 +65,25 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
         if name in GROUPS:
             _check_texts(name, value)
-    stages, settings, config = _settings(parser, layers, options)
+    _check_values(options)
+    stages: list[Any] = [None]  # the settings after each layer
+    try:
+        for layer in layers:
+            stages.append(parser.parse_object(layer, stages[-1]))
+        settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
+    except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(_line(error, parser)) from error
     named = stages[max(number for number, layer in enumerate(layers, 1) if "label" in layer)]
     is_given = any(re.match("--label(=|$)", option) for option in options)
     if not is_given and any(named[part] != settings[part] for part in ("losses", "miner")):
-        settings.label = config["label"] = label_of(settings.losses, settings.miner)
+        settings.label = label_of(settings.losses, settings.miner)
     experiment = Experiment(**vars(parser.instantiate(settings)))
+    config = experiment.config()
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
         name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, given.resume, tuple(given.trust))
-
-
-def _settings(
-    parser: jsonargparse.ArgumentParser,
-    layers: Sequence[Mapping[str, Any]],
-    options: Sequence[str],
-) -> tuple[list[Any], jsonargparse.Namespace, dict[str, Any]]:
-    """All settings after each layer, behind a None; those after the options; and the latter as JSON has them.
-
-    Parsing is slow, and a study asks for many that differ in little: what was parsed is kept.
-    """
-    plain, others = _without_plain(options)
-    _check_values(others)
-    try:
-        layered = repr(layers)
-        if layered not in _stages:
-            stages: list[Any] = [None]
-            for layer in layers:
-                stages.append(parser.parse_object(layer, stages[-1]))
-            _stages[layered] = stages
-        stages, key = _stages[layered], (layered, tuple(others))
-        if (parsed := _parsed.get(key)) is None:
-            settings = parser.parse_args(others, stages[-1]) if others else stages[-1]
-            text = parser.dump(settings, format="json", skip_validation=True)
-            parsed = pickle.dumps((settings, json.loads(text)))
-    except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
-        raise ConfigError(_line(error, parser)) from error
-    if len(_parsed) > 500:
-        _parsed.clear()
-        _stages.clear()
-    if not any(map(_may_name_a_file, others)):
-        _parsed[key] = parsed
-    settings, config = pickle.loads(parsed)
-    for name, value in plain.items():
-        *groups, last = name.split(".")
-        place = config[groups[0]] if groups else config
-        settings[name], place[last] = value, str(value) if isinstance(value, Path) else value
-    return stages, settings, config
-
-
-def _may_name_a_file(option: str) -> bool:
-    """True for an option of a whole group that is not its content: a file may change."""
-    name, _, value = option.removeprefix("--").partition("=")
-    return name in GROUPS and not value.startswith("{")
-
-
-def _without_plain(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of `PLAIN` that options give, and the other options, if all are of the form --NAME=VALUE.
-
-    Else, and where a value is given in another way, too, such as --data={fold: 1}, the parser has all of them.
-    """
-    found, others = dict[str, Any](), list[str]()
-    for option in options:
-        name, equals, value = option.partition("=")
-        name = name.removeprefix("--")
-        if not (equals and option.startswith("--")) or name == "data":
-            return {}, list(options)
-        if name in PLAIN:
-            with suppress(TypeError, ValueError):
-                content = load_yaml(value)
-                if f"{content}" == value and type(content) in (int, str) and value[:1] != "-":
-                    found[name] = PLAIN[name](content)
-                    continue
-            return {}, list(options)
-        others.append(option)
-    return found, others
 
 
 def _check_texts(group: str, settings: Mapping[str, Any]) -> None:

@@ -3,14 +3,21 @@
 A difference has an effect on nothing, on the record, or on the result.
 """
 
+import argparse
 import copy
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
 
-from benchmarks.settings.errors import ConfigError
+import jsonargparse
+
+from benchmarks.settings.class_spec import ClassSpec
+from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.former import LATER, SETTINGS, identity
+
+Settings = TypeVar("Settings")
 
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
@@ -118,32 +125,53 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return {name: leaf for key, value in items for name, leaf in flat(value, key).items()}
 
 
-def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of resolved settings with the values at their paths; a ConfigError if one leads nowhere.
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """A copy of resolved settings with the values at their paths.
 
-    Whether the setting is known shows when it is parsed.
+    Args:
+        settings: An `Experiment`, whose values are read as the parser reads them, or a mapping.
+        values: {path: value}.
+
+    Raises:
+        ConfigError: if a path leads nowhere, a value does not fit its setting, or some do not go together.
     """
-    result = copy.deepcopy(dict(settings))
+    result = copy.deepcopy(settings)
     for path, value in values.items():
-        if not _put(result, path, value):
+        try:
+            known = _put(result, path, value)
+        except argparse.ArgumentError as error:
+            name = path.rpartition(".")[2]
+            raise ConfigError(f"{path}: {one_line(error).removeprefix(f'{name}: ')}") from error
+        if not known:
             raise ConfigError(
                 f"{path}: leads nowhere in the settings of the recipe, which benchmarks/run.py --print_config shows"
             )
-    return result
+    return replace(result) if is_dataclass(result) else result  # type: ignore[type-var]
 
 
 def _put(part: Any, path: str, value: Any) -> bool:
     """Set the value at a path below this part; False if it leads nowhere."""
+    typed: Any = type(part) if is_dataclass(part) else None
+    part = vars(part) if typed else part.description if isinstance(part, ClassSpec) else part
     steps: dict[str, Any] = {}
     if isinstance(part, list):
         steps = {f"[{i}]": i for i in range(len(part))}
     elif isinstance(part, dict):
         # Values that the runner fills in, and those that YAML cannot hold, may be missing.
-        new = {} if "." in path or "[" in path else {path: path}
+        new = {} if typed or "." in path or "[" in path else {path: path}
         steps = new | {str(name): name for name in part}
     if path in steps:
-        part[steps[path]] = value
+        read = _typed if isinstance(value, Hashable) else _typed.__wrapped__
+        part[steps[path]] = read(typed, path, value) if typed else value
         return True
     # Names may hold dots: those of optimization.overrides do.
     ways = [step for step in steps if path.startswith((f"{step}.", f"{step}["))]
     return any(_put(part[steps[way]], path[len(way) :].removeprefix("."), value) for way in ways)
+
+
+@lru_cache(typed=True)
+def _typed(group: type, name: str, value: Any) -> Any:
+    """The value of a setting of a group, as the parser reads it."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
+    parser.add_argument(f"--{name}", type=get_type_hints(group)[name])
+    return parser.parse_object({name: value})[name]

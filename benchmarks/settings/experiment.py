@@ -6,7 +6,8 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -163,20 +164,31 @@ class Experiment:
     report: bool | Literal["neighbours"] = True
 
     def __post_init__(self) -> None:
-        folder = self.model.weights
-        files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-        if (fault := next(self._faults(files), None)) is not None:
+        if (fault := next(self._faults(), None)) is not None:
             raise ConfigError(fault)
-        if files:
-            turn = (self.seed + self.data.fold) % len(files)
-            self.model = replace(self.model, weights=files[turn])
+
+    @property
+    def network(self) -> Model:
+        """The model with its file of weights: seeds and folds take turns with those of a folder."""
+        if not (files := self._files()):
+            return self.model
+        return replace(self.model, weights=files[(self.seed + self.data.fold) % len(files)])
+
+    def _files(self) -> list[Path]:
+        """The files of weights, if the weights are a folder."""
+        folder = self.model.weights
+        return sorted(folder.glob("*.safetensors")) if folder is not None else []
+
+    def config(self) -> dict[str, Any]:
+        """A copy of all settings as YAML has them; classes as they are described."""
+        return dict(_as_yaml(self))
 
     @property
     def mixed_precision(self) -> str:
         """As Accelerate names it."""
         return self.precision if self.precision in ("bf16", "fp16") else "no"
 
-    def _faults(self, files: list[Path]) -> Iterator[str]:
+    def _faults(self) -> Iterator[str]:
         """Lines on settings that do not go together."""
         evaluation, weights = self.evaluation, self.model.weights
         own = ("head", "pool", "bias", "normalize", "attention", "frozen_stages")
@@ -193,7 +205,7 @@ class Experiment:
             yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
-        if weights is not None and weights.is_dir() and not files:
+        if weights is not None and weights.is_dir() and not self._files():
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
@@ -227,3 +239,13 @@ class Experiment:
             yield "evaluation.oracle: protocol fair reads the test classes once, at the end; leave it out"
         if evaluation.oracle and not (curves and test):
             yield "evaluation.oracle: tests at every evaluation.every steps, not 0; data.split must be test"
+
+
+def _as_yaml(value: Any) -> Any:
+    if is_dataclass(value):
+        return {of.name: _as_yaml(getattr(value, of.name)) for of in fields(value)}
+    if isinstance(value, list):
+        return [_as_yaml(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    return deepcopy(value.description if isinstance(value, ClassSpec) else value)

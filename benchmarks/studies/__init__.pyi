@@ -8,8 +8,9 @@ from .auditing import (
 from .jobs import (
     Job as Job,
     check_settings as check_settings,
+    make_job as make_job,
     plan as plan,
-    plan_folds as plan_folds,
+    read as read,
     try_out as try_out,
     wait_for as wait_for,
 )

@@ -59,7 +59,7 @@ def fitted(study: Study) -> dict[str, str]:
     Raises:
         ConfigError: if the folder has too few classes to choose settings on.
     """
-    data = study.first_job(study.rows[0]).command.experiment.data
+    data = study.first_job(study.rows[0]).experiment.data
     if data.dataset not in ("folder", "table") or not data.root.is_dir():
         return {}
     choosing = [row for row in study.rows if study.file.rows[row].choose]
@@ -67,7 +67,7 @@ def fitted(study: Study) -> dict[str, str]:
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
     trained: list[Glyphs | ImageSet] = []
     for row in blocks.values():
-        classes, every, needed = count_classes(study.first_job(row).command.experiment.data)
+        classes, every, needed = count_classes(study.first_job(row).experiment.data)
         if row not in choosing or classes >= 2 * data.folds:
             trained.append(_trained(study.first_job(row)))
             classes = trained[-1].num_classes
@@ -80,7 +80,7 @@ def fitted(study: Study) -> dict[str, str]:
         draws = range(study.file.choice.draws * (row in choosing))
         trained += [_trained(study.first_job(row, draw)) for draw in draws]
     classes, images = min(of.num_classes for of in trained), min(map(len, trained))
-    models = [study.first_job(row).command.experiment.model for row in study.rows]
+    models = [study.first_job(row).experiment.model for row in study.rows]
     widths = [model.embedding_size for model in models if model.head != "random"]
     found = {
         "classes": (
@@ -98,7 +98,7 @@ def fitted(study: Study) -> dict[str, str]:
 
 
 def _trained(job: Job) -> Glyphs | ImageSet:
-    return build_datasets(job.command.experiment.data).train
+    return build_datasets(job.experiment.data).train
 
 
 def judged(study: Study) -> tuple[Found, list[Finding]]:

@@ -1,10 +1,10 @@
-"""Trainings as jobs, planned from recipes, seeds and folds: their command lines, and what became of them."""
+"""Trainings as jobs: settings with a seed and a folder, and what became of them."""
 
 import fnmatch
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -17,6 +17,8 @@ from benchmarks.settings import (
     Change,
     Command,
     ConfigError,
+    Experiment,
+    changed,
     changes_of_results,
     digest,
     is_recipe,
@@ -35,12 +37,12 @@ IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run
 
 @dataclass(eq=False)
 class Job:
-    """A training with one seed."""
+    """A training: settings, with every default of every class, and the folder of its run."""
 
-    settings: Sequence[str]  # its command line, without --output and --resume
-    folder: Path
-    log: Path  # the file that it prints to
+    experiment: Experiment
+    training: str  # the recipe's
     name: str
+    trusted: tuple[str, ...] = ()
     process: Any = None  # the Popen that runs it
     exit_status: int | None = None  # once it has ended, negative if a signal ended it
     log_begin: int = 0  # where its own part of the file begins
@@ -48,26 +50,26 @@ class Job:
     why: str | None = None  # the reason why it is not finished
 
     @cached_property
-    def command(self) -> Command:
-        return parse([*self.settings, f"--output={self.folder}"])
-
-    @cached_property
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = building.resolved(self.command.config)
-        return config
-
-    @property
-    def training(self) -> str:
-        return str(self.command.recipe)
+        return self.experiment.config()
 
     @property
     def seed(self) -> int:
-        return int(self.command.experiment.seed)
+        return int(self.experiment.seed)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.experiment.output or "")
+
+    @cached_property
+    def log(self) -> Path:
+        """The file that it prints to."""
+        return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
     @cached_property
     def weights(self) -> dict[str, str] | None:
         """Name and hash of the file of pretrained weights."""
-        return records.describe_weights(self.command.experiment.model)
+        return records.describe_weights(self.experiment.network)
 
     @cached_property
     def digest(self) -> str:
@@ -165,48 +167,44 @@ def trainings(patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
+def read(arguments: Sequence[str]) -> Command:
+    """The settings of a command line, with every default of every class."""
+    command = parse(arguments)
+    return replace(command, experiment=building.resolved(command.experiment))
+
+
+def make_job(
+    command: Command, folder: Path, values: Mapping[str, Any], name: str | None = None
+) -> Job:
+    """The training of some settings in a folder, with the values at their paths; its name is the folder's, or this.
+
+    Raises:
+        ConfigError: if a value does not fit, or there is no file of weights.
+    """
+    experiment = replace(changed(command.experiment, values), output=folder)
+    weights = experiment.network.weights
+    if weights is not None and not weights.is_file():
+        raise ConfigError(f"model.weights: {weights}: No such file")
+    return Job(experiment, str(command.recipe), name or folder.name, command.trusted)
+
+
 def plan(
     patterns: Sequence[str], seeds: Sequence[int], runs: Path, settings: Sequence[str]
 ) -> list[Job]:
-    """A job for every training and seed, which benchmarks/run.py accepts; its log in a folder of logs."""
+    """A job for every training and seed, which benchmarks/run.py accepts."""
     check_settings(settings)
-    jobs = []
-    for recipe in trainings(patterns):
-        for seed in seeds:
-            name = f"{recipe.replace('/', '-')}-seed{seed}"
-            arguments = ["--recipe", recipe, f"--seed={seed}", *settings]
-            log = runs / "logs" / f"{name}.log"
-            jobs.append(Job(arguments, runs / name, log, f"{recipe}, seed {seed}"))
-            weights = jobs[-1].command.experiment.model.weights
-            if weights is not None and not weights.is_file():
-                raise ConfigError(f"model.weights: {weights}: No such file")
-    return jobs
+    commands = [read(["--recipe", recipe, *settings]) for recipe in trainings(patterns)]
+    return [job for command in commands for job in seeded(command, seeds, runs)]
 
 
-def plan_folds(
-    recipe: str, settings: Sequence[str], seeds: Sequence[int], folder: Path
-) -> list[Job]:
-    """A job for every seed and fold; a ConfigError or RunFolderError if one cannot run, or has other settings."""
-    mine = ["--protocol=fair", "--data.split=test", "--evaluation.save_embeddings=true"]
-    arguments = ["--recipe", recipe, *settings, *mine]
-    folds = range(parse(arguments).experiment.data.folds)
-    jobs = []
-    for seed in seeds:
-        jobs += fold_jobs([*arguments, f"--seed={seed}"], folds, folder / f"seed{seed}")
-    try_out(jobs)
-    for job in jobs:
-        job.result()
-    return jobs
-
-
-def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list[Job]:
-    """A training on all folds except one, for each of these; its log lies beside its folder."""
-    jobs = []
-    for fold in folds:
-        folder = name.with_name(f"{name.name}-fold{fold}")
-        log = folder.with_name(f"{folder.name}.log")
-        jobs.append(Job([*settings, f"--data.fold={fold}"], folder, log, folder.name))
-    return jobs
+def seeded(command: Command, seeds: Iterable[int], runs: Path) -> list[Job]:
+    """A job for every seed."""
+    recipe = str(command.recipe)
+    stem = recipe.replace("/", "-")
+    return [
+        make_job(command, runs / f"{stem}-seed{seed}", {"seed": seed}, f"{recipe}, seed {seed}")
+        for seed in seeds
+    ]
 
 
 def try_out(jobs: Sequence[Job]) -> None:
@@ -222,9 +220,9 @@ def try_out(jobs: Sequence[Job]) -> None:
     some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
-            training.check_launcher(job.command.experiment)
-            records.check_trackers(job.command.experiment.trackers)
-            parts = training.build_parts(job.command.experiment, Accelerator())
+            training.check_launcher(job.experiment)
+            records.check_trackers(job.experiment.trackers)
+            parts = training.build_parts(job.experiment, Accelerator())
             if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
                 listing.digests  # noqa: B018  looks through all images
         except ConfigError as error:

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.console import at_least, decimal
-from benchmarks.settings import ConfigError
+from benchmarks.console import at_least, decimal, replace_file
+from benchmarks.settings import ConfigError, dump
 from benchmarks.studies.jobs import Job
 
 RUN = Path(__file__).parents[1] / "run.py"
@@ -74,8 +74,12 @@ class Launcher(AbstractContextManager["Launcher"]):
 
     def start(self, job: Job) -> None:
         """Start a run, from its last checkpoint."""
-        command = [*self.command, str(RUN), *job.settings, f"--output={job.folder}", "--resume"]
-        job.log.parent.mkdir(parents=True, exist_ok=True)
+        settings = job.log.with_suffix(".yaml")
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(settings, dump(job.config).encode())
+        trusted = [f"--trust={module}" for module in job.trusted]
+        options = [f"--recipe={job.training}", f"--config={settings}", *trusted, "--resume"]
+        command = [*self.command, str(RUN), *options]
         job.log_begin = job.log.stat().st_size if job.log.exists() else 0
         job.process = self.place(command, job)
 

@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -38,7 +38,7 @@ from benchmarks.building import resolved
 from benchmarks.console import replace_file
 from benchmarks.records import check_same, damage_named, read_json, write_json
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
-from benchmarks.studies.jobs import Job, fold_jobs, try_out
+from benchmarks.studies.jobs import Job, make_job, read, try_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from benchmarks.training import try_one_step
@@ -83,9 +83,9 @@ class Search:
 
     def changed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a trial; first its classes, which say what arguments there are."""
-        base = {name: value for name, value in self.command.config.items() if name != "output"}
         classes = {key: value for key, value in values.items() if key.endswith(".class_path")}
-        return changed(resolved(changed(base, classes)), values)
+        experiment = changed(resolved(changed(self.command.experiment, classes)), values)
+        return {name: of for name, of in experiment.config().items() if name != "output"}
 
     @property
     def folds(self) -> list[int]:
@@ -93,9 +93,12 @@ class Search:
 
     def jobs(self, settings: Path) -> list[Job]:
         """The trainings of a trial with these settings, one for each fold."""
-        arguments = ["--recipe", self.recipe, "--config", str(settings)]
-        arguments += [f"--trust={module}" for module in self.command.trusted]
-        return fold_jobs(arguments, self.folds, settings.with_suffix(""))
+        command = replace(self.command, experiment=read([f"--config={settings}"]).experiment)
+        place = settings.with_suffix("")
+        return [
+            make_job(command, place.with_name(f"{place.name}-fold{fold}"), {"data.fold": fold})
+            for fold in self.folds
+        ]
 
     def check(self) -> None:
         """Build the run of the low ends and first choices, and move it one step; writes nothing."""
@@ -169,7 +172,7 @@ class Search:
                 replace_file(path, dump(self.changed(trial.params)).encode())
             for fold, job in zip(self.folds, self.jobs(path), strict=True):
                 if not _is_over(job):
-                    try_one_step(job.command.experiment)
+                    try_one_step(job.experiment)
                     yield job
                 if not _is_over(job):
                     raise UnfinishedRunError(

@@ -1,8 +1,8 @@
 """A study's trainings: candidates on validation classes, then the chosen settings on test classes."""
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import chain, product
 from math import prod
@@ -13,17 +13,17 @@ import numpy as np
 
 from benchmarks import building
 from benchmarks.reporting import Candidate, best, judge
-from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
-from benchmarks.studies.jobs import Job, plan
+from benchmarks.settings import Command, ConfigError, StudyFile, changed, digest, flat
+from benchmarks.studies.jobs import Job, check_settings, read, seeded
 from benchmarks.studies.kept import Result, Results
 
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
 
-FOR_USE = (
-    *("--data.split=all", "--protocol=paper", "--evaluation.every=0", "--evaluation.parts=null"),
-    *("--evaluation.oracle=false", "--evaluation.divergence=false"),
-)
+FOR_USE = {
+    **{"data.split": "all", "protocol": "paper", "evaluation.every": 0, "evaluation.parts": None},
+    **{"evaluation.oracle": False, "evaluation.divergence": False},
+}
 """Settings of a training on all classes, which leaves none to measure on."""
 
 Found = dict[str, dict[int, Result]]
@@ -37,9 +37,9 @@ class Study:
         self, file: StudyFile, results: Results, runs: Path, settings: Sequence[str] = ()
     ) -> None:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
-        self._jobs = cache(self._jobs_anew)
+        self._jobs, self._asked = cache(self._planned), cache(self._asked_anew)
+        self._read = cache(lambda recipe, *settings: read([f"--recipe={recipe}", *settings]))
         self._data: dict[Any, str] = {}  # of rows with the same test classes
-        self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     # ----------------------------------------------------------------------------------------- rows
 
@@ -51,7 +51,7 @@ class Study:
 
     def labels(self) -> dict[str, str]:
         """The labels of the rows, each once: the row is added to one that another has, too."""
-        labels = {row: self.first_job(row).command.experiment.label for row in self.rows}
+        labels = {row: self.first_job(row).experiment.label for row in self.rows}
         every = [*labels.values()]
         return {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
 
@@ -142,9 +142,12 @@ class Study:
         assert values is not None, "a row is recommended once it is tested"
         chosen = [(job.record() or {}).get("selection") for job in tests]
         steps = [best["step"] for best in chosen if best]
-        length = [f"--optimization.steps={int(np.median(steps))}"] if steps else []
-        first = range(self.file.seeds.first, self.file.seeds.first + 1)
-        return self._jobs(row, values, first, None, (*FOR_USE, *length))[0]
+        length = {"optimization.steps": int(np.median(steps))} if steps else {}
+        command = self._settled(row, {**dict(values), "data.split": "test"})
+        command = replace(command, experiment=changed(command.experiment, FOR_USE | length))
+        [job] = seeded(command, [self.file.seeds.first], self.runs / "finished")
+        job.name = f"{row} on all classes"
+        return job
 
     def found(self, more: bool | None = None) -> Found:
         """The results of these tests."""
@@ -175,7 +178,7 @@ class Study:
                 continue
             place = kind, job.config["data"]["test_classes"]
             if place not in self._data:
-                about = job.command.experiment.data
+                about = job.experiment.data
                 # Glyphs are the same everywhere.
                 there = about.dataset != "glyphs" and about.root.is_dir()
                 images = building.build_datasets(about, seed=job.seed).test if there else None
@@ -229,51 +232,43 @@ class Study:
         rows = {row: self.first_job(row).digest for row in self.rows}
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
 
-    def _jobs_anew(
-        self,
-        row: str,
-        values: Values,
-        seeds: range,
-        draw: int | None = None,
-        use: tuple[str, ...] = (),
+    def _planned(
+        self, row: str, values: Values, seeds: range, draw: int | None = None
     ) -> list[Job]:
-        about, runs = self.file.rows[row], self.runs / row  # several rows may be of one recipe
-        fixed: dict[str, Any] = {"data.split": "test", **dict(values)}
-        arguments = [*self.file.settings, *about.settings]
-        if use:
-            runs = self.runs / "finished"
-            fixed |= {"data.split": "all"}
-        elif draw is None:
-            arguments += about.measures
-        else:
-            own = values[-len(about.choose) :]
-            tried = "-".join(f"{value}" for _, value in own)
-            runs = runs / "validation" / tried / f"draw{draw}"
-            arguments += ["--data.split=validation", f"--data.fold={draw}"]
-            fixed |= {"data.split": "validation", "data.fold": draw}
-        if values:
-            whole = changed(self._recipe(about.recipe), dict(values))
-            groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
-            described = [f"--{group}={json.dumps(whole[group])}" for group in sorted(groups)]
-            arguments = [*described, *arguments]
-        changes = re.compile("--(losses|miner)")  # of a row, which keeps the name of its recipe
-        if any(map(changes.match, arguments)) and not any(map(changes.match, self.settings)):
-            arguments = [f"--label={self._recipe(about.recipe)['label']}", *arguments]
-        report = "neighbours" if draw is None and not use else "false"
-        arguments = [f"--report={report}", *arguments, *self.settings, *use]
+        fixed: dict[str, Any] = {**dict(values), "data.split": "test"}
+        if draw is None:
+            jobs = seeded(self._settled(row, fixed, tested=True), seeds, self.runs / row)
+            for job in jobs:
+                job.name = f"test of {row}, seed {job.seed}"
+            return jobs
+        fixed |= {"data.split": "validation", "data.fold": draw}
+        own = values[-len(self.file.rows[row].choose) :]
+        tried = "-".join(f"{value}" for _, value in own)
+        runs = self.runs / row / "validation" / tried / f"draw{draw}"
+        jobs = seeded(self._settled(row, fixed), seeds, runs)
+        told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in own)
+        for job in jobs:
+            job.name = f"{row} with {told}" + f", draw {draw}" * (self.file.choice.draws > 1)
+        return jobs
+
+    def _settled(self, row: str, fixed: Mapping[str, Any], *, tested: bool = False) -> Command:
+        """A row's settings, with those that only this command may set: a study would choose by the test."""
+        asked, own = self._asked(row, tested)
+        for setting, value in fixed.items():
+            if setting in own:
+                raise ConfigError(
+                    f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
+                )
+        report = {} if "report" in own else {"report": "neighbours" if tested else False}
+        return replace(asked, experiment=changed(asked.experiment, {**fixed, **report}))
+
+    def _asked_anew(self, row: str, tested: bool) -> tuple[Command, set[str]]:
+        """A row's settings before any is chosen, and the names of those that differ from its recipe's."""
+        about = self.file.rows[row]
+        arguments = [*self.file.settings, *about.settings, *about.measures * tested, *self.settings]
         if row in self.file.untrained():  # whatever length and head the trainings get
             arguments += about.settings
-        jobs = plan([about.recipe], seeds, runs, arguments)
-        # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
-        for job in jobs:
-            job.name = f"{row} on all classes" if use else f"test of {row}, seed {job.seed}"
-            if draw is not None:
-                told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in own)
-                job.name = f"{row} with {told}" + f", draw {draw}" * (self.file.choice.draws > 1)
-            now = flat(job.config)
-            for setting, value in fixed.items():
-                if now.get(setting) != value:
-                    raise ConfigError(
-                        f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
-                    )
-        return jobs
+        check_settings(arguments, ["--data.split"])
+        recipe, asked = (self._read(about.recipe, *given) for given in ([], arguments))
+        before, now = (flat(command.experiment.config()) for command in (recipe, asked))
+        return asked, {name for name in now if now[name] != before.get(name)}

@@ -89,7 +89,7 @@ def build_parts(
     steps = experiment.optimization.steps
     sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
     torch.manual_seed(seed)
-    model = build_model(experiment.model, data)
+    model = build_model(experiment.network, data)
     show_to(model.trunk, datasets, data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
     _check_batch_norm(experiment, model, accelerator)
@@ -107,7 +107,7 @@ def try_one_step(experiment: Experiment) -> None:
     Raises:
         ConfigError: naming the setting that does not fit.
     """
-    model = build_model(experiment.model, experiment.data)
+    model = build_model(experiment.network, experiment.data)
     loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
     _check_batch_norm(experiment, model, Accelerator())
     take_trial_step(experiment, model, loss)

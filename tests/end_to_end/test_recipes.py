@@ -118,7 +118,7 @@ def built(name: str) -> dict[str, Any]:
     key = f"{experiment.model}"
     with torch.device("meta"):
         if key not in NETWORKS:
-            NETWORKS[key] = build_model(experiment.model, experiment.data)
+            NETWORKS[key] = build_model(experiment.network, experiment.data)
     network = NETWORKS[key]
     classes = IMAGE_DATASETS[experiment.data.dataset].counts["train"][1]
     with torch.device("cpu" if "MarginLoss" in str(entry.settings["losses"]) else "meta"):

@@ -8,7 +8,7 @@ from accelerate import tracking
 
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
-from benchmarks.studies.jobs import Job
+from benchmarks.studies.jobs import make_job, read
 from tests.benchmarks.runs import finished, forget, mark_unfinished
 from tests.support.processes import TINY, horde
 
@@ -80,11 +80,8 @@ def test_the_rows_of_a_tracker_are_those_of_the_record(settings, tmp_path):
     mark_unfinished(tmp_path / "run")
     assert finished([*settings, "--resume"], tmp_path / "run")["metrics"] == record["metrics"]
     assert len(Kept.runs) == 1
-    both = (
-        Job([*settings, *more], tmp_path, tmp_path / "log", "run")
-        for more in ([], ["--trackers=[kept]"])
-    )
-    assert len({job.digest for job in both}) == 1
+    both = (read([*settings, *more]) for more in ([], ["--trackers=[kept]"]))
+    assert len({make_job(command, tmp_path, {}).digest for command in both}) == 1
 
 
 def test_a_tracker_that_cannot_start(settings, tmp_path, monkeypatch, capsys):

@@ -14,10 +14,8 @@ from benchmarks.building.network import EmbeddingModel, batch_norms, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.run import main
 from benchmarks.settings import (
-    ConfigError,
     Data,
     Model,
-    command,
     dump,
     parse,
     read_entry,
@@ -123,27 +121,6 @@ def test_parsed_again_it_is_the_same_and_its_own():
     assert parse(arguments) == second and second.experiment.model.trunk_args == {"a": [1]}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(["--seed=3"], ["--data.fold=2"], ["--output=./a//b c"], ["--output=null"]),
-        *(["--output=5"], ["--seed=1", "--seed", "2"], ["--data.fold=1", "--data={fold: 3}"]),
-        *(["--seed=010"], ["--seed=4294967296"], ["--data.fold=1.5"], ["--output=--"]),
-        ["--optimization.steps", "--seed=5", "6"],
-    ],
-)
-def test_without_its_parser_an_option_means_the_same(options, monkeypatch):
-    def meant() -> Any:
-        try:
-            return parse(options)
-        except ConfigError as error:
-            return str(error)
-
-    found = meant()
-    monkeypatch.setattr(command, "PLAIN", {})
-    assert meant() == found
-
-
 def test_layers_override_each_other(empty):
     (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
     (empty / "b.yaml").write_text("optimization: {steps: 8}")
@@ -205,14 +182,14 @@ def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path):
         parse([f"--model.weights={tmp_path}", f"--seed={seed}", f"--data.fold={fold}"])
         for seed, fold in ((0, 0), (1, 0), (2, 0), (2, 3))
     ]
-    assert [run.experiment.model.weights.stem for run in runs] == ["a", "b", "a", "b"]
+    assert [run.experiment.network.weights.stem for run in runs] == ["a", "b", "a", "b"]
     assert {run.config["model"]["weights"] for run in runs} == {str(tmp_path)}
 
 
 def test_a_recipe_finds_its_weights_from_anywhere(empty):
     run = parse(["--recipe=glyphs/finetune/binomial", "--seed=1"]).experiment
-    assert run.model.weights.is_file()
-    build_model(run.model, run.data)
+    assert run.network.weights.is_file()
+    build_model(run.network, run.data)
 
 
 def test_builds_nested_classes_with_the_sizes_of_the_run():

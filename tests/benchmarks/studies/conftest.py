@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import training
+from benchmarks import studies, training
 from benchmarks.settings import recipe_files
-from benchmarks.studies import jobs, kept, search
+from benchmarks.studies import kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
@@ -19,7 +19,7 @@ from tests.benchmarks.studies.toy import descends
 @pytest.fixture
 def trainings(monkeypatch):
     """Nothing is built or trained."""
-    for module, name in ((jobs, "try_out"), (search, "try_out"), (search, "try_one_step")):
+    for module, name in ((studies, "try_out"), (search, "try_out"), (search, "try_one_step")):
         monkeypatch.setattr(module, name, lambda *arguments: None)
 
     def install(*arguments: Any) -> Trainings:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.console import OwnedFolder
+from benchmarks.settings import parse
 from benchmarks.studies import launching
-from benchmarks.studies.jobs import Job
+from benchmarks.studies.jobs import Job, make_job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
@@ -42,7 +43,7 @@ time.sleep(60)
 
 
 def made(folder: Path, name: str) -> Job:
-    return Job([], folder / name, folder / "logs" / f"{name}.log", name)
+    return make_job(parse([]), folder / name, {})
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def wait_for(run: Job, word: str) -> None:
 
 
 def test_an_error_leaves_no_run_behind(run):
-    ends = "import sys\nif sys.argv[1].endswith('ended'): sys.exit()\n"
+    ends = "import sys\nif sys.argv[2].endswith('ended.yaml'): sys.exit()\n"
     launching.RUN.write_text(ends + PATIENT)
     ended = made(run.folder.parent, "ended")
 
@@ -104,12 +105,13 @@ def test_a_killed_launcher_leaves_no_run_behind(run, fork):
         import sys, time
         from pathlib import Path
         from benchmarks.studies import launching
-        from benchmarks.studies.jobs import Job
-        launching.RUN, log = map(Path, sys.argv[1:])
-        launching.Launcher(fork={fork}).start(Job([], log, log, "run"))
+        from benchmarks.settings import parse
+        from benchmarks.studies.jobs import make_job
+        launching.RUN, folder = map(Path, sys.argv[1:])
+        launching.Launcher(fork={fork}).start(make_job(parse([]), folder, {{}}))
         time.sleep(60)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), launching.RUN, run.log]
+    command = [sys.executable, "-c", textwrap.dedent(program), launching.RUN, run.folder]
     with subprocess.Popen(command, cwd=ROOT) as killed:
         wait_for(run, "ready")
         killed.kill()
@@ -124,11 +126,12 @@ def test_a_forked_run_is_as_one_of_its_own(run, monkeypatch):
         "import os, sys; print(__name__, sys.argv, sys.stdin.read(), os.getsid(0) == os.getpid(), "
         "os.environ['SAID']); print('error: odd', file=sys.stderr); sys.exit(7)"
     )
-    run.settings = ["--seed=1"]
+    run.trusted = ("decimal",)
     assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
     assert (run.exit_status, run.problem()) == (7, "error: odd")
     said = run.log.read_text().splitlines()
-    arguments = ["--seed=1", f"--output={run.folder}", "--resume"]
+    settings = run.log.with_suffix(".yaml")
+    arguments = [f"--recipe={run.training}", f"--config={settings}", "--trust=decimal", "--resume"]
     assert said[0] == f"$ {shlex.join([sys.executable, str(launching.RUN), *arguments])}"
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 

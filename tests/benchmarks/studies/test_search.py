@@ -203,14 +203,14 @@ def test_trials_at_once(make_search, trainings):
     searched = make_search(trials=4)
     with pytest.raises(KilledError):
         searched.execute(Launcher(jobs=2))
-    begun = {run.folder: run.command.config for run in killed.started}
+    begun = {run.folder: run.config for run in killed.started}
     assert len(begun) == 6
 
     after = trainings()
     assert make_search(trials=4).execute(Launcher(jobs=2)) == 0
     assert len(after.started) == 4
     for run in after.started[:2]:
-        assert begun[run.folder] == run.command.config
+        assert begun[run.folder] == run.config
     assert [int(row["trial"]) for row in table(searched.folder)] == list(range(4))
 
 

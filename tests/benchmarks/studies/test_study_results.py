@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from threading import Thread
 
@@ -17,13 +16,13 @@ from benchmarks.building import build_datasets
 from benchmarks.console import alone
 from benchmarks.records import load_run
 from benchmarks.settings import read_study
-from benchmarks.studies import Results, Study
+from benchmarks.studies import Queue, Results, Study
 from benchmarks.studies.jobs import Job, plan
+from benchmarks.studies.launching import Launcher
 from benchmarks.training import build_parts
 from tests.benchmarks.made import RECORD
 from tests.benchmarks.studies.toy import RATE, change, command, finish, kept_study
-from tests.support.processes import ROOT, environment
-from tests.support.processes import command as command_line
+from tests.support.processes import ROOT
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_what_does_not_fit_is_told_before_the_first_run(folders, capsys, monkeyp
 
 def on_their_images(jobs: list[Job]) -> None:
     for job in jobs:
-        test = build_datasets(job.command.experiment.data, seed=0).test
+        test = build_datasets(job.experiment.data, seed=0).test
         data = {"fingerprint": test.fingerprint, "content": test.content}
         finish(job, 0.5, data=RECORD["data"] | data)
 
@@ -99,7 +98,7 @@ def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys, monkey
     sizes = []
 
     def train(jobs: list[Job]) -> None:
-        sizes.extend(job.command.experiment.data.batch_size for job in jobs)
+        sizes.extend(job.experiment.data.batch_size for job in jobs)
         on_their_images(jobs)
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -204,7 +203,8 @@ def test_damaged_results_are_named_and_kept(toy, trained_by, capsys):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("--data.split=test", "data.split: 'validation' of new is set by this command"),
+        ("--data.split=test", "--data.split=test: is set by this command"),
+        ("--data={split: validation}", "data.split: 'test' of new is set by this command"),
         ("--seed=3", "--seed=3: is set by this command"),
         (f"--{RATE}=0.5", f"{RATE}: 0.1 of new is set by this command"),
     ],
@@ -243,13 +243,14 @@ def test_a_study_waits_for_runs_of_another_command(toy, trained_by, monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["binomial", "binomial_horde"])
-def test_a_published_result_is_found_and_measured_again(row, glyphs_root, tmp_path):
+def test_a_published_result_is_found_and_measured_again(row, glyphs_root, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     results = Results(ROOT / "results" / "claims.json")
     made = Study(read_study("glyphs"), results, tmp_path, [f"--data.root={glyphs_root}"])
     job = made.tests(row)[0]
     published = results.of(job)
-    arguments = command_line([*job.settings, f"--output={job.folder}"])
-    subprocess.run(arguments, env=environment(), timeout=900, check=True)
+    assert Queue(lambda: [job], 1, Launcher()).run() == 0
     found = load_run(job.folder).info["metrics"]
     for metric, value in published["metrics"].items():  # other processors round sums differently
         assert found[metric] == pytest.approx(value, abs=0.02), metric

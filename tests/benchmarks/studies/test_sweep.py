@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.records import RunFolder, write_json
-from benchmarks.settings import recipe_files
+from benchmarks.settings import parse, recipe_files
 from benchmarks.studies.jobs import Job, plan, trainings
 from benchmarks.studies.launching import Launcher
 from benchmarks.sweep import main
@@ -124,7 +124,10 @@ def test_goes_on_and_names_what_became_of_each_run(started, capsys):
         assert told in output
     command = started["toy-table1-bad-seed0"]
     assert command[:4] == [sys.executable, "-X", "dev", str(ROOT / "benchmarks" / "run.py")]
-    assert command[-5:-2] == settings and command[-1] == "--resume"
+    asked = parse([*command[4:], "--output=again"])
+    assert asked.recipe == "toy/table1/bad" and asked.resume
+    [job] = plan([asked.recipe], [0], Path("runs"), settings)
+    assert asked.config == job.config | {"output": "again"}
 
 
 def test_skips_what_is_finished_and_resumes_what_is_not(started, capsys):
