@@ -45,7 +45,7 @@ class Pipeline:
         parts = {
             "horde": horde(BinomialDevianceLoss()),
             "variance": VarianceRegularizer(),
-            "confusion": EnergyConfusionRegularizer(),
+            "confusion": EnergyConfusionRegularizer(gradient="fc"),
             "joint": JRSRegularizer(),
         }
         self.loss = attach_all(
