@@ -35,20 +35,27 @@ def world_size() -> int:
     return dist.get_world_size() if pml_distributed.is_distributed() else 1
 
 
-def all_gather(x: Tensor, group: Any = None) -> Tensor:
-    """Concatenate a tensor (n, ...) of all processes in rank order; every process must pass the same shape.
+def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
+    """Concatenate each tensor (n, ...) of all processes in rank order, in one exchange.
 
-    Own rows have the gradient of the joint batch, if all processes compute the same value of it and
-    DistributedDataParallel averages the gradients.
+    Every process must pass the same shapes. Own rows have the gradient of the joint batch, if all processes compute
+    the same value of it and DistributedDataParallel averages the gradients.
     """
     processes = dist.get_world_size()
-    rows = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(processes)]
-    dist.all_gather(rows, x.detach().contiguous(), group=group)
-    own = x.view_as(x)
-    if own.grad_fn is not None:
-        own.register_hook(lambda gradient: gradient * processes)
-        rows[dist.get_rank()] = own
-    return torch.cat(rows)
+    parts = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
+    received = parts[0].new_empty(processes, sum(map(len, parts)))
+    dist.all_gather(list(received), torch.cat(parts), group=group)
+    gathered = []
+    for x, raw in zip(tensors, torch.split(received, [*map(len, parts)], dim=1), strict=True):
+        # torch refuses to see no bytes as numbers.
+        numbers = raw.contiguous().view(x.dtype) if x.numel() else x.detach()
+        rows = list(numbers.reshape(processes, *x.shape))
+        own = x.view_as(x)
+        if own.grad_fn is not None:
+            own.register_hook(lambda gradient: gradient * processes)
+            rows[dist.get_rank()] = own
+        gathered.append(torch.cat(rows))
+    return gathered
 
 
 def _gathering() -> bool:
@@ -77,24 +84,20 @@ def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]
     Raises:
         ValueError: if there are more embeddings than rows, but not those of all processes.
     """
-    gathering = _gathering()
-    if not gathering and all(len(part) == len(embeddings) for part in parts):
+    if _gathering():
+        return all_gather(*parts)
+    if all(len(part) == len(embeddings) for part in parts):
         return list(parts)
     x = torch.cat(list(parts), dim=1)
-    if gathering:
-        whole = all_gather(x)
-    else:
-        own = embeddings[: len(x)].detach().to(x.dtype)
-        expected, whole = pml_distributed.gather(torch.cat([own, x], dim=1), None)[0].split(
-            [own.shape[1], x.shape[1]], dim=1
+    own = embeddings[: len(x)].detach().to(x.dtype)
+    gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
+    expected, *whole = torch.split(gathered, [rows.shape[1] for rows in (own, *parts)], dim=1)
+    if not torch.equal(expected, embeddings.to(x.dtype)):
+        raise ValueError(
+            f"features: got {len(own)} samples, and the {len(embeddings)} embeddings are not those of all "
+            "processes, own rows first; wrap the loss in DistributedLoss, or pass features of the same samples"
         )
-        if not torch.equal(expected, embeddings.to(x.dtype)):
-            raise ValueError(
-                f"features: got {len(own)} samples, and the {len(embeddings)} embeddings are not those of all "
-                "processes, own rows first; wrap the loss in DistributedLoss, or pass features of the same samples"
-            )
-    widths = [part.shape[1] for part in parts]
-    return [y.to(z.dtype) for y, z in zip(whole.split(widths, dim=1), parts, strict=True)]
+    return whole
 
 
 def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
@@ -129,7 +132,8 @@ class DistributedLoss(nn.Module):
     """
 
     _warned = False
-    _compared = False  # the parameters of all processes
+    _agreed: tuple[int | None, int] = (None, 0)
+    """Code of the batch that all processes held last, and the bytes of its rows on the CPU."""
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -191,11 +195,22 @@ class DistributedLoss(nn.Module):
         return loss
 
     def _gather(self, rows: Mapping[str, Any], tuples: Any, features: Any) -> dict[str, Tensor]:
-        """Rows of all processes, after a check that all hold the same: else gathering would hang."""
-        held = {"labels": None, **rows, "features": features, "tuples": type(tuples)}
-        text, group = _described(held), _cpu_group(dist.group.WORLD)
-        codes = all_gather(torch.tensor([crc32(text.encode())]), group)  # a GPU does not wait
-        if codes.ne(codes[0]).any():
+        """Rows of all processes, after a check that all hold the same: else gathering would hang.
+
+        In a steady state a code of what is held travels with the rows, in a message of the size that all agreed on
+        last; on a GPU by itself, through the CPU, so that the device does not wait.
+        """
+        others = {"features": features, "tuples": tuples}
+        text = _described({"labels": None, **rows}, whole=True)
+        text = f"{text}, {_described(others, whole=False)}"
+        code, group = crc32(text.encode()), _cpu_group(dist.group.WORLD)
+        device = rows["embeddings"].device
+        tensors = [x.to(device) for x in rows.values() if isinstance(x, Tensor)]
+        agreed, size = self._agreed
+        at_once = code == agreed and device.type == "cpu"
+        message = tensors if at_once else [torch.empty(size, dtype=torch.uint8)]
+        codes, *gathered = all_gather(torch.tensor([code]), *message, group=group)
+        if codes.ne(code).any():
             texts: list[Any] = [None] * world_size()
             dist.all_gather_object(texts, text, group)
             raise ValueError(
@@ -203,25 +218,26 @@ class DistributedLoss(nn.Module):
                 f"dtypes, got by rank: {'; '.join(texts)}; drop or fill the last batch (drop_last=True, or "
                 "Accelerate's even_batches), and cast the same on all"
             )
-        if not all(isinstance(x, Tensor) for x in rows.values()):
+        if len(tensors) < len(rows):
             raise ValueError(f"labels: expected a tensor, got {text}; pass torch.tensor(labels)")
         if tuples is not None:
             raise ValueError(
                 f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
                 "pass the miner to DistributedLoss(loss, miner=...)"
             )
-        if not self._compared:
+        if agreed is None:
             self._check_equal_state(group)
-            self._compared = True
-        device = rows["embeddings"].device
-        return {name: all_gather(x.to(device)) for name, x in rows.items()}
+        if not at_once:
+            self._agreed = code, sum(x.nbytes for x in tensors) if device.type == "cpu" else 0
+            gathered = all_gather(*tensors)
+        return dict(zip(rows, gathered, strict=True))
 
     def _check_equal_state(self, group: Any) -> None:
         digest = 0
         for x in (*self.loss.parameters(), *self.loss.buffers()):
             raw = x.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest = crc32(raw.numpy().data, digest)
-        if all_gather(torch.tensor([digest]), group).ne(digest).any():
+        if all_gather(torch.tensor([digest]), group=group)[0].ne(digest).any():
             raise RuntimeError(
                 f"loss: the {world_size()} processes hold different parameters or buffers of "
                 f"{type(self.loss).__name__}, such as projections, expected the same; {_REMEDY}"
@@ -264,16 +280,16 @@ def _cpu_group(world: Any) -> Any:
     return world if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-def _described(x: Any) -> str:
-    """Rows, widths and dtypes; not the number of positions, since maps and tokens stay on their process."""
+def _described(x: Any, *, whole: bool) -> str:
+    """Rows and dtypes; of features, whose maps and tokens stay on their process, no sizes of positions."""
     if isinstance(x, Tensor):
-        shape = x.shape if x.ndim < 3 and x.is_floating_point() else x.shape[:1]
-        return f"{tuple(shape)} {x.dtype}"
+        whole = whole or (x.ndim < 3 and x.is_floating_point())
+        return f"{tuple(x.shape if whole else x.shape[:1])} {x.dtype}"
     if isinstance(x, Mapping):
-        return ", ".join(f"{name} {_described(x[name])}" for name in sorted(x))
+        return ", ".join(f"{name} {_described(x[name], whole=whole)}" for name in sorted(x))
     if isinstance(x, (tuple, list)):
-        return ", ".join(map(_described, x))
-    return getattr(x, "__name__", type(x).__name__)
+        return ", ".join(_described(part, whole=whole) for part in x)
+    return type(x).__name__
 
 
 def prepare_loss(loss: nn.Module, accelerator: Any = None) -> nn.Module:

@@ -64,7 +64,7 @@ def traced() -> Iterator[Trace]:
 
     def noted(pending: Pending, step: int, loss: Any, rate: float, indices: Any) -> None:
         several = trainers[0].state.accelerator.num_processes > 1
-        ids = all_gather(indices) if several else indices
+        ids = all_gather(indices)[0] if several else indices
         rows[-1] = {"ids": ids.tolist(), "loss": loss.clone(), "gradients": rows[-1]}
         add(pending, step, loss, rate, indices)
 
