@@ -80,6 +80,7 @@ def test_the_command_that_a_run_prints_is_understood(name, tmp_path, command):
         "table": "-t.csv",
         "test_classes": 0.5,
         "class_level": "last",
+        **{"camera": "shot by", "sequence": None},
     }
     used = __main__.USED[name]
     for known in (True, False, None):
