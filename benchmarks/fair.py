@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     seeds = "0 to N - 1; default %(default)s"
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
+    evaluate.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     compare.set_defaults(run=None)
     return parser
@@ -120,11 +121,11 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path
         for fold in range(command.experiment.data.folds)
     ]
     studies.try_out(runs)
-    for run in runs:
-        run.result()
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
-        if stopped := studies.Queue(lambda: runs, len(runs), launcher).run():
+        if stopped := studies.Queue(
+            lambda: runs, len(runs), launcher, redo_stale=options.redo_stale
+        ).run():
             return stopped
         failed = [run for run in runs if run.why is not None]
         if len(failed) < len(runs):

@@ -191,7 +191,7 @@ def _next_steps(
     if not test.folder.is_dir():
         return {}
     network, thresholds = test.folder, list[str]()
-    if finished.is_finished():
+    if finished.outcome() == "finished":
         network, length = finished.folder, finished.experiment.optimization.steps
         for job in reversed(tests):
             record = job.record() or {}
@@ -217,14 +217,14 @@ def _next_steps(
 def _finish(options: argparse.Namespace, study: "studies.Study", row: str) -> int:
     """Train a row on all classes, unless that is done; the exit status."""
     job = study.finish(row)
-    if job.is_finished() and not job.changes():
+    if job.outcome() == "finished" and not job.changes():
         return 0
     verb = "Fitting" if row in study.file.untrained() else "Training"
     print(f"{verb} {row} on all classes ...", flush=True)
     studies.try_out([job])
     launcher = studies.launcher(options, study.runs)
     queue = studies.Queue(lambda: [job], 1, launcher, redo_stale=True)
-    return queue.run() or int(not job.is_finished())
+    return queue.run() or int(job.outcome() != "finished")
 
 
 def _owner(study: str) -> str:
@@ -287,7 +287,7 @@ def _work(
         if stopped:
             print(f"Trainings left: {len(study.left())}; rerun the same command to resume.")
             return stopped
-        lost = [job for job in queue.jobs if not job.is_finished()]
+        lost = [job for job in queue.jobs if job.outcome() != "finished"]
         in_use = [job for job in lost if job.status == "in use"]
         failed += [job for job in lost if job.status != "in use"]
         if in_use:

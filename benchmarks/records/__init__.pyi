@@ -19,6 +19,7 @@ from .provenance import (
     peak_memory as peak_memory,
 )
 from .results import (
+    DONE as DONE,
     NonFiniteError as NonFiniteError,
     Run as Run,
     about_as_long as about_as_long,
@@ -26,6 +27,7 @@ from .results import (
     has_diverged as has_diverged,
     has_thresholds as has_thresholds,
     load_run as load_run,
+    outcome as outcome,
 )
 from .run_folder import (
     EMBEDDINGS as EMBEDDINGS,
@@ -36,6 +38,7 @@ from .run_folder import (
     run_identity as run_identity,
     load_best as load_best,
     load_checkpoint as load_checkpoint,
+    run_changes as run_changes,
 )
 from .run_writer import RunWriter as RunWriter
 from .steps import (

@@ -60,8 +60,20 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): file_digest(path) for path in paths}
 
 
+DONE = ("finished", "diverged")
+"""Outcomes after which nothing is left to run."""
+
+
+def outcome(info: Mapping[str, Any]) -> str:
+    """The status of a run; "diverged" if it failed by a loss or an embedding that was not finite.
+
+    With the same settings, it would diverge again.
+    """
+    return "diverged" if has_diverged(info) else str(info["status"])
+
+
 def has_diverged(info: Mapping[str, Any]) -> bool:
-    """True if a loss or an embedding was not finite; with the same settings, it would be so again."""
+    """True if a loss or an embedding was not finite."""
     return info["status"] == "failed" and bool(info.get("diverged"))
 
 

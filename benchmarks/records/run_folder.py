@@ -4,7 +4,7 @@ The name of a checkpoint ends with the SHA-256 of its bytes, and the checkpoint 
 both are right.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.console import OwnedFolder, PrintableError, replacing
 from benchmarks.records.files import file_digest
-from benchmarks.settings import changes_of_results, config_changes
+from benchmarks.settings import Change, changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
 
@@ -56,12 +56,12 @@ class RunFolder(OwnedFolder):
         _write(self.checkpoints, f"best_{step:09d}", {"step": step, **state})
 
 
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Raise a RunFolderError for the first setting that differs from those that a folder was started with."""
-    for change in config_changes(before, now):
+def check_same(changes: Iterable[Change], folder: Path) -> None:
+    """Raise a RunFolderError for the first change since a folder was started."""
+    for change in changes:
         raise RunFolderError(
             f"{change.key}: {folder} was started with {change.before!r}, not {change.now!r}; resume with the same "
-            "settings, or choose another folder"
+            "settings and files, or choose another folder"
         )
 
 
@@ -130,14 +130,24 @@ def load_best(
     return state
 
 
+def run_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, recorded: bool = False
+) -> list[Change]:
+    """What makes two runs, by their identities, others: only what can change the result, unless `recorded`.
+
+    What one of them does not have is not compared: a job has no images yet, and older code recorded no content.
+    """
+    keys = [key for key in ("seed", "data", "content", "weights") if key in before and key in now]
+    known = [key for key in keys if key != "content" or None not in (before[key], now[key])]
+    found = [Change(key, before[key], now[key]) for key in known if before[key] != now[key]]
+    compared = config_changes if recorded else changes_of_results
+    return [*found, *compared(before["config"], now["config"])]
+
+
 def _check_identity(
     path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
-    old, new = ({**of, "config": {}} for of in (saved, identity))
-    if None in (old.get("content"), new.get("content")):  # older code did not record it
-        old["content"] = new["content"] = None
-    changes = config_changes(old, new)
-    for change in [*changes, *changes_of_results(saved["config"], identity["config"])]:
+    for change in run_changes(saved, identity):
         raise RunFolderError(
             f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
         )

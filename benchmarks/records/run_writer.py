@@ -11,7 +11,13 @@ from benchmarks.console import InUseError, replace_file
 from benchmarks.records.files import write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
-from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, run_identity
+from benchmarks.records.run_folder import (
+    RunFolder,
+    RunFolderError,
+    check_same,
+    run_changes,
+    run_identity,
+)
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.records.trackers import Trackers
 from benchmarks.settings import Command, ConfigError, dump
@@ -95,14 +101,15 @@ class RunWriter:
             )
         if used:
             self.info = load_run(self.path).info
-            check_same(self.info["config"], command.config, self.path)
-            for key in ("fingerprint", "content"):
-                before = self.info["data"].get(key)  # older code did not record the content
-                if before is not None and before != about["data"].get(key):
-                    raise RunFolderError(
-                        f"data.root: an image is not the one that {self.path} was started with (another {key}); "
-                        "restore it, or choose another --output"
-                    )
+            now = self.identity | {"content": about["data"].get("content")}
+            changes = run_changes(run_identity(self.info), now, recorded=True)
+            images = [change.key for change in changes if change.key in ("data", "content")]
+            check_same((change for change in changes if change.key not in images), self.path)
+            for key in images:
+                raise RunFolderError(
+                    f"data.root: an image is not the one that {self.path} was started with (another {key}); "
+                    "restore it, or choose another --output"
+                )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
             self.info |= {"wall_time_s": 0.0, "metrics": {}, "before_training": None}

@@ -19,7 +19,6 @@ from benchmarks.settings import (
     ConfigError,
     Experiment,
     changed,
-    changes_of_results,
     digest,
     is_recipe,
     parse,
@@ -67,9 +66,10 @@ class Job:
         return self.folder.parent / "logs" / f"{self.folder.name}.log"
 
     @cached_property
-    def weights(self) -> dict[str, str] | None:
-        """Name and hash of the file of pretrained weights."""
-        return records.describe_weights(self.experiment.network)
+    def weights(self) -> str | None:
+        """SHA-256 of the file of pretrained weights."""
+        described = records.describe_weights(self.experiment.network)
+        return None if described is None else described["sha256"]
 
     @cached_property
     def digest(self) -> str:
@@ -83,38 +83,24 @@ class Job:
         moving = {key: json.loads(plain(value)) for key, value in found}
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
             moving["data.test_classes"] = records.file_digest(Path(chosen))
-        weights = self.weights and self.weights["sha256"]
-        return digest(json.dumps([moving, weights, curves], sort_keys=True))
+        return digest(json.dumps([moving, self.weights, curves], sort_keys=True))
 
     def record(self) -> dict[str, Any] | None:
         """Its run.json; None if there is none, a ValueError if it is damaged."""
         there = (self.folder / "run.json").exists()
         return records.load_run(self.folder).info if there else None
 
-    def is_finished(self) -> bool:
-        return (self.record() or {}).get("status") == "finished"
-
-    def has_ended(self) -> bool:
-        """True if it is finished or has diverged: the same settings would diverge again."""
-        record = self.record() or {"status": "missing"}
-        return record["status"] == "finished" or records.has_diverged(record)
-
-    def result(self) -> dict[str, Any] | None:
-        """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
-        record = self.record() or {}
-        if record.get("status") != "finished":
-            return None
-        records.check_same(record["config"], self.config, self.folder)
-        return record
+    def outcome(self) -> str:
+        """What became of its run, see `records.outcome`; "missing" if there is none."""
+        record = self.record()
+        return "missing" if record is None else records.outcome(record)
 
     def changes(self) -> list[Change]:
         """Differences between the recorded run and the requested one that can change the result."""
         if (record := self.record()) is None:
             return []
-        changes = changes_of_results(record["config"], self.config)
-        if record.get("weights") != self.weights:
-            changes.append(Change("model.weights", record.get("weights"), self.weights))
-        return changes
+        asked = {"seed": self.seed, "weights": self.weights, "config": self.config}
+        return records.run_changes(records.run_identity(record), asked)
 
     def in_use(self) -> bool:
         """True if another process writes its folder."""

@@ -8,7 +8,7 @@ from itertools import count
 from textwrap import shorten
 
 from benchmarks.console import InUseError, StopRequest, printable, progress_bar
-from benchmarks.records import RunFolder, has_diverged
+from benchmarks.records import DONE, RunFolder
 from benchmarks.studies.jobs import IN_USE, Job, wait_for
 from benchmarks.studies.launching import POLL, Launcher
 
@@ -111,8 +111,10 @@ class Queue:
             said = "; ".join(f"{c.key} {c.before!r}, not {c.now!r}" for c in changes)
             remedy = "run it again with --redo-stale, or choose another --runs"
             self._end(job, "stale", f"{job.folder} was run with {shorten(said, 400)}; {remedy}")
-        elif job.is_finished():
+        elif (outcome := job.outcome()) == "finished":
             self._end(job, "was finished")
+        elif outcome in DONE:
+            self._end(job, outcome, job.problem())
 
     def _look(self) -> None:
         """Pass signals on, and report the runs that have ended; wait a little if none has."""
@@ -128,13 +130,13 @@ class Queue:
 
     def _look_back(self, job: Job, code: int) -> None:
         """Report the end of a run."""
-        if code == 0 and job.is_finished():
-            self._end(job, "finished")
+        outcome = job.outcome()
+        if code == 0 and outcome == "finished":
+            self._end(job, outcome)
         elif self.stop.signal is not None and code != IN_USE:
             self._end(job, "stopped", "rerun the same command to resume it")
         else:
-            record, why = job.record(), job.problem()
-            failed = "diverged" if record and has_diverged(record) else "failed"
+            why, failed = job.problem(), outcome if outcome == "diverged" else "failed"
             status = "in use" if code == IN_USE else failed
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             self._end(job, status, why, f"{status} ({how}): {why}; see {job.log}")

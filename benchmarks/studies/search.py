@@ -36,14 +36,25 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
 from benchmarks.console import replace_file
-from benchmarks.records import check_same, damage_named, read_json, write_json
-from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
+from benchmarks.records import DONE, check_same, damage_named, read_json, write_json
+from benchmarks.settings import (
+    Command,
+    ConfigError,
+    changed,
+    config_changes,
+    dump,
+    flat,
+    parse,
+    read_yaml,
+)
 from benchmarks.studies.jobs import Job, make_job, read, try_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from benchmarks.training import try_one_step
 
 MEASURED = "validation MAP@R"
+
+OVER = (*DONE, "failed")  # a trial that fails by its settings is one of the budget
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Space = dict[str, Distribution]
@@ -121,7 +132,7 @@ class Search:
         with damage_named(path, "restore it, or choose another --runs"):
             before = read_json(path)
             before = before["asked"] | before["settings"]
-        check_same(before, asked | now["settings"], self.folder)
+        check_same(config_changes(before, asked | now["settings"]), self.folder)
 
     def execute(self, launcher: Launcher) -> int:
         """Run the trials that are left; the exit status. No other process may have the folder meanwhile."""
@@ -171,10 +182,10 @@ class Search:
             if not path.exists():
                 replace_file(path, dump(self.changed(trial.params)).encode())
             for fold, job in zip(self.folds, self.jobs(path), strict=True):
-                if not _is_over(job):
+                if job.outcome() not in OVER:
                     try_one_step(job.experiment)
                     yield job
-                if not _is_over(job):
+                if job.outcome() not in OVER:
                     raise UnfinishedRunError(
                         f"trial {number}: {job.why} ({job.log}); rerun the same command to resume this trial"
                     )
@@ -220,16 +231,11 @@ class Search:
 
 def _value(job: Job) -> float:
     """The validation MAP@R by which a run's weights were chosen; a ConfigError if it failed by its settings."""
-    if (result := job.result()) is None:
+    if (result := job.record()) is None or job.outcome() != "finished":
         raise ConfigError(job.problem())
     for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
         checkpoint.unlink()  # hundreds of runs would fill the disk
     return float(result["selection"]["value"])
-
-
-def _is_over(job: Job) -> bool:
-    """True if a run is finished, or failed by its settings: it would fail again."""
-    return (job.record() or {}).get("status") in ("finished", "failed")
 
 
 def read_space(path: Path) -> Space:

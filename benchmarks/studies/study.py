@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import building
+from benchmarks.records import DONE
 from benchmarks.reporting import Candidate, best, judge
 from benchmarks.settings import Command, ConfigError, StudyFile, changed, digest, flat
 from benchmarks.studies.jobs import Job, check_settings, read, seeded
@@ -198,7 +199,9 @@ class Study:
 
     def keep_finished(self) -> None:
         """Keep the results of finished runs, and then of the runs whose settings these results determine."""
-        while done := [job for job in self.missing() if job.has_ended() and not job.changes()]:
+        while done := [
+            job for job in self.missing() if job.outcome() in DONE and not job.changes()
+        ]:
             self.results.add(done)
 
     def left(self) -> list[Job]:

@@ -154,7 +154,7 @@ def test_a_run_has_its_share_of_a_node(cluster, data, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")  # of classes that the user trusts
     shares = ["--gpus-per-run=0.5", "--cpus-per-run=0.5"]
     assert sweep.main(command(runs, data, "--ray", cluster.address, *shares)) == 1
-    logs = [path.read_text().splitlines()[-1] for path in (runs / "logs").iterdir()]
+    logs = [path.read_text().splitlines()[-1] for path in (runs / "logs").glob("*.log")]
     assert logs == [f"0 {ROOT}:{tmp_path}"] * SEEDS
 
 

@@ -1,6 +1,7 @@
 """Every mistake in a run's description ends in one clear line, before anything is written."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from benchmarks.building.network import EmbeddingModel, batch_norms, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.run import main
 from benchmarks.settings import (
+    ConfigError,
     Data,
     Model,
+    changed,
     dump,
     parse,
     read_entry,
@@ -111,14 +114,23 @@ def test_a_mistake_is_one_line_and_status_2(argument, expected, empty, glyphs_ro
     assert [*empty.iterdir()] == before
 
 
-def test_parsed_again_it_is_the_same_and_its_own():
-    arguments = ["--model.trunk_args={a: [1]}", loss(CONTRASTIVE, pos_margin=0.5), "--seed=3"]
-    first, second = parse(arguments), parse(arguments)
-    assert first == second
-    first.config["losses"].clear()
-    first.experiment.losses[0].loss.description.clear()
-    first.experiment.model.trunk_args["a"].append(2)
-    assert parse(arguments) == second and second.experiment.model.trunk_args == {"a": [1]}
+def test_values_at_paths_are_read_as_the_parser_reads_them():
+    first = parse([loss(CONTRASTIVE, pos_margin=0.5)]).experiment
+    values = {"seed": 3, "data.fold": 2, "output": "x", "losses[0].weight": 2}
+    values |= {"losses[0].loss.init_args.pos_margin": 1, "model.weights": None}
+    options = ["--seed=3", "--data.fold=2", "--output=x", "--label=ContrastiveLoss"]
+    term = {"loss": spec(CONTRASTIVE, pos_margin=1), "weight": 2}
+    expected = parse([*options, option("losses", [term])]).experiment
+    assert changed(first, values) == expected
+    assert first == parse([loss(CONTRASTIVE, pos_margin=0.5)]).experiment
+    for path, value, told in (
+        ("seed", 2**32, "seed: expected an integer >=0 and <4294967296, got 4294967296"),
+        ("data.fold", 4, "data.fold: expected 0 to 3"),
+        ("model.pol", "avg", "model.pol: leads nowhere"),
+        ("losses[0].weight", "much", "losses[0].weight: expected a finite number, got 'much'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            changed(first, {path: value})
 
 
 def test_layers_override_each_other(empty):
