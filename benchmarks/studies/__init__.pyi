@@ -15,7 +15,7 @@ from .jobs import (
     wait_for as wait_for,
 )
 from .kept import Results as Results
-from .launching import (
+from .launcher_options import (
     add_arguments as add_arguments,
     launcher as launcher,
 )
