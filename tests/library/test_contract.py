@@ -201,12 +201,13 @@ def test_inputs_of_any_precision(case: Case, loss: nn.Module) -> None:
 
 @each_loss
 def test_parameters_keep_their_precision(case: Case, loss: nn.Module) -> None:
-    before = loss.state_dict()
-    for dtype in (*HALF, torch.float32, torch.float64):
-        with torch.autocast("cpu", torch.bfloat16):
-            call(loss, Batch.draw(case).to(dtype))
-    for key, value in loss.state_dict().items():
-        assert (value.dtype, value.data_ptr()) == (before[key].dtype, before[key].data_ptr())
+    for own in (torch.float32, torch.bfloat16):
+        before = loss.to(own).state_dict()
+        for dtype in (*HALF, torch.float32, torch.float64):
+            with torch.autocast("cpu", torch.bfloat16):
+                call(loss, Batch.draw(case).to(dtype))
+        for key, value in loss.state_dict().items():
+            assert (value.dtype, value.data_ptr()) == (before[key].dtype, before[key].data_ptr())
 
 
 # Arguments that every loss of PML takes

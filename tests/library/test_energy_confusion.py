@@ -12,6 +12,7 @@ from torch import Tensor
 from pml_regularizers import EnergyConfusionRegularizer
 from pml_regularizers.offered.losses.energy_confusion_loss import energy_confusion
 from tests.oracles import energy_confusion as oracle
+from tests.support.apple import APPLE, Apple
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
 
@@ -59,9 +60,12 @@ def test_values_made_by_hand() -> None:
     """Two images at a right angle, of one class, and the image opposite to the first."""
     embeddings = torch.tensor([[3.0, 0.0], [0.0, 0.1], [-2.0, 0.0]], dtype=torch.float64)
     summed = build(reducer=reducers.SumReducer(), collect_stats=True)
-    energy = (4 + 2) / 2
-    assert_close(summed(embeddings, torch.tensor([5, 5, 2])), 2 * math.log(1 + energy))
-    assert summed.between_class_energy == pytest.approx(energy)
+    energy, labels = (4 + 2) / 2, torch.tensor([5, 5, 2])
+    with Apple():
+        there = embeddings.float().to(APPLE), labels.to(APPLE)
+        for batch in ((embeddings, labels), there):
+            assert_close(summed(*batch).cpu(), 2 * math.log(1 + energy))
+            assert summed.between_class_energy == pytest.approx(energy)
 
 
 def test_no_tensor_is_larger_than_the_batch_or_the_matrix_of_classes() -> None:

@@ -120,7 +120,7 @@ def test_horde_reads_the_map_of_the_heads() -> None:
 def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
     x, y, labels = torch.randn(5, 4), torch.randn(5, 4), LABELS
     base = losses.ContrastiveLoss()
-    found = EnsembleLoss(base, 2)(x, labels, ref_emb=y, ref_labels=labels)
+    found = EnsembleLoss(base, 2)(x, labels, ref_emb=y, ref_labels=labels, enqueue_mask=None)
     heads, others = (split_heads(rows, 2).unbind(1) for rows in (x, y))
     right = [base(a, labels, None, b, labels) for a, b in zip(heads, others, strict=True)]
     assert_close(found, sum(right) / 2)

@@ -212,3 +212,4 @@ def test_images_of_the_size_and_channels_of_a_model(settings: Any, shape: Any) -
     trunk = timm_model("test_vit", num_classes=0, global_pool="", **settings)
     assert trial_image(trunk).shape == (1, *shape)
     assert trunk_output(trunk) == TrunkOutput(64, "NLC", 1)
+    assert trial_image(nn.Conv2d(5, 9, 3)).shape == (1, 3, 224, 224)  # of maps, registered first

@@ -84,7 +84,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: powers(power_weights=-1), "power_weights: expected at least 0, got -1"),
     (lambda: powers(power_weights=[1]), r"power_weights: expected a number, or 2, got \[1\]"),
     (lambda: powers(losses.AngularLoss()), "loss: AngularLoss reads vectors, or their lengths"),
-    (lambda: powers(losses.SphereFaceLoss(3, 4)), "loss: SphereFaceLoss reads vectors, or their"),
+    (lambda: powers(losses.SphereFaceLoss(2, 4)), "loss: SphereFaceLoss reads vectors, or their"),
     (lambda: powers(losses.VICRegLoss()), "loss: VICRegLoss fails on a trial batch"),
     (lambda: powers(feature_loss=REGULARIZED), "feature_loss: ContrastiveLoss reads vectors, or"),
     (lambda: powers(losses.ContrastiveLoss(distance=distances.LpDistance(p=1))), "LpDistance"),
@@ -177,6 +177,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: joint_mmd(torch.ones(6, 6), LABELS[:, None]), "labels: expected a kernel matrix"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
+    (lambda: PolynomialKernel(constant=-1), "constant: expected at least 0, got -1"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     # Ranks
     (lambda: calculator(recall_at=(0, 1)), "recall_at: expected integers >= 1, got"),

@@ -51,6 +51,7 @@ def test_the_bandwidth_is_no_part_of_the_gradient(make: Any) -> None:
     adapting, x, weights = make(collect_stats=True), rows().requires_grad_(), rows(6, 6)
     value = (adapting(x) * weights).sum()
     fixed = make(bandwidth=adapting.mean_distance)
+    assert f"bandwidth={adapting.mean_distance}" in repr(fixed)
     (expected,) = torch.autograd.grad((fixed(x) * weights).sum(), x)
     (gradient,) = torch.autograd.grad(value, x)
     assert_close(gradient, expected)

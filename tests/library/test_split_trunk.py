@@ -15,15 +15,16 @@ from tests.support.toys import timm_model
 
 
 class Skips(nn.Module):
-    """Two layers and a connection beside the second."""
+    """Two layers, the second one scaled, and a connection beside it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.scale = nn.Parameter(torch.randn(3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        y: Tensor = self.second(x) + x
+        y: Tensor = self.second(x) * self.scale + x
         return y
 
 
@@ -52,7 +53,9 @@ def test_cuts_that_cannot_be() -> None:
         split_trunk(Skips(), "third")
     with pytest.raises(ValueError, match=r"stage: add also needs first from before 'second'"):
         split_trunk(Skips(), "second")
-    assert len(split_trunk(Skips(), "first")) == 2
+    x, trunk = torch.randn(1, 3, 4, 4), nn.Sequential(Skips())
+    stem, body = split_trunk(trunk, "0.first")
+    assert torch.equal(body(stem(x)), trunk(x))
     with pytest.raises(ValueError, match=r"trunk: torch\.fx cannot trace Branches"):
         split_trunk(Branches(3, 3, 1), "anything")
 
@@ -100,13 +103,15 @@ def test_an_ensemble_of_a_timm_trunk() -> None:
 
 def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:
     trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 7, 1), nn.Conv2d(7, 5, 3))
-    made = AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", embedding_size=8)
+    made = AttentionEnsemble.for_trunk(
+        trunk, "0", attention_stage="1", embedding_size=1, num_heads=1
+    )
     assert (made.mask.in_channels, made.head.in_channels) == (7, 5)
     copied, own = dict(made.attention.named_parameters()), dict(made.body.named_parameters())
     assert set(copied) == {"1.weight", "1.bias"} < set(own)
     assert torch.equal(copied["1.weight"], own["1.weight"])
     assert copied["1.weight"] is not own["1.weight"]
-    assert made(torch.randn(2, 3, 6, 6)).shape == (2, 8)
+    assert made(torch.randn(2, 3, 6, 6)).shape == (2, 1)
 
 
 def test_channels_last_maps_are_not_cut() -> None:
