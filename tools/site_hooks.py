@@ -34,7 +34,6 @@ HOMES = {  # of the public names
 }
 HOMES |= {  # and of those that are imported from their modules
     "ReproducingKernel": "functional.kernels",
-    "energy_confusion": "regularizers.energy_confusion",
     "joint_kernel": "regularizers.joint_similarity",
     "FeatureTap": "features.feature_tap",
     "trunk_output": "heads.trunk_output",
