@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .functional.checks import check_embeddings, offered_by
+from .functional.checks import check_batch, offered_by
 from .functional.precision import full_precision
 from .unoptimized import watch
 
@@ -173,7 +173,7 @@ class DistributedLoss(nn.Module):
                 several processes, if `indices_tuple` is given; or for an argument that the loss does not take.
             RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss.
         """
-        check_embeddings(embeddings)
+        check_batch(embeddings, labels if world_size() == 1 else None)  # else `_gather` does
         rows: dict[str, Any] = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb}
         rows |= {"ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
         rows = {name: x for name, x in rows.items() if x is not None}

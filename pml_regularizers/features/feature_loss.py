@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
-from ..functional.checks import check_embeddings
+from ..functional.checks import check_batch
 from ..functional.precision import full_precision
 from ..unoptimized import watch
 from .feature_maps import FeatureModule, first_tensor
@@ -158,7 +158,7 @@ class FeatureLoss(BaseMetricLossFunction):
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
             )
-        check_embeddings(embeddings)
+        check_batch(embeddings, labels)
         watch(self, embeddings)
         with self.reading(embeddings, features):
             loss: Tensor = super().forward(

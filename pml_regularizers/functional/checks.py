@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import MarginLoss, NormalizedSoftmaxLoss, ProxyNCALoss
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
@@ -25,8 +26,12 @@ def one_of(name: str, word: object, words: Iterable[object]) -> None:
         )
 
 
-def check_embeddings(came: Any) -> None:
-    """Raise a ValueError for embeddings that are no floating point tensor."""
+def check_batch(came: Any, labels: Any) -> None:
+    """Raise a ValueError for embeddings that are no floating point tensor, and for labels that are no tensor."""
+    if not isinstance(labels, Tensor | None):
+        raise ValueError(
+            f"labels: expected a tensor, got {type(labels).__name__}; pass torch.as_tensor(labels)"
+        )
     if isinstance(came, Tensor) and came.is_floating_point():
         return
     got, way_out = type(came).__name__, "call loss(embeddings, labels)"
@@ -41,6 +46,18 @@ def floating(output: Mapping[str, Any], *first: str) -> str:
     """The name of an output that may be features: one of the first ones, or of a floating point tensor."""
     named = [name for name, x in output.items() if isinstance(x, Tensor) and x.is_floating_point()]
     return next((name for name in (*first, *named, *output) if name in output), "...")
+
+
+def class_count(loss: nn.Module) -> int:
+    """How many classes a PML loss looks up by the labels, or 0; ProxyNCALoss says 0 of itself."""
+    count: Any = getattr(loss, "num_classes", 0)
+    if not count and isinstance(loss, ProxyNCALoss):
+        count = len(loss.proxies)
+    elif not count and isinstance(loss, NormalizedSoftmaxLoss):
+        count = loss.W.shape[1]
+    elif isinstance(loss, MarginLoss) and len(loss.beta) > 1:
+        count = len(loss.beta)
+    return count if isinstance(count, int) else 0
 
 
 def check_classes(loss: str, labels: Tensor | None, num_classes: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..distributed import DistributedLoss
 from ..features.feature_loss import FeatureLoss, Given
 from ..features.feature_tap import ThreadStack
-from ..functional.checks import check_classes, offered_by
+from ..functional.checks import check_classes, class_count, offered_by
 from ..functional.precision import call_in_full_precision
 
 _further = ThreadStack()
@@ -142,7 +142,7 @@ class PerOutputLoss(FeatureLoss):
                 f"the miner, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
             )
         for module in loss.modules():
-            if isinstance(count := getattr(module, "num_classes", None), int):
+            if count := class_count(module):
                 check_classes(type(module).__name__, labels, count)
         calls = _further.stack
         further = {key: x for key, x in calls[-1].items() if _takes(loss, key)} if calls else {}

@@ -78,6 +78,8 @@ def test_order_weights_weigh_the_orders(given: Any, expected: list[float]) -> No
         losses.FastAPLoss(),  # of rows
         losses.MarginLoss(learn_beta=True, num_classes=3),
         losses.MultiSimilarityLoss(),  # of pairs
+        losses.NormalizedSoftmaxLoss(3, WIDTH),  # whose num_classes is 0
+        losses.ProxyNCALoss(3, WIDTH),
         losses.SoftTripleLoss(3, WIDTH),
     ],
     ids=lambda base: type(base).__name__,

@@ -132,6 +132,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         )
         for loss in (horde(), DistributedLoss(CONTRASTIVE))
     ),
+    *(
+        (partial(loss, X, [0, 0, 1, 1, 2, 2]), "labels: expected a tensor, got list; pass torch.as")
+        for loss in (horde(), DistributedLoss(CONTRASTIVE))
+    ),
+    (
+        lambda: horde(losses.MarginLoss(learn_beta=True, num_classes=3))(
+            X, LABELS + 1, features=MAP
+        ),
+        r"labels: MarginLoss expected 0 to 2 \(num_classes=3\), got 1 to 3",
+    ),
     (lambda: horde()(X, LABELS, features=MAP, enqueue_mask=LABELS > 0), "enqueue_mask: .* no loss"),
     *(
         (
