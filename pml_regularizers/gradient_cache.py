@@ -48,7 +48,8 @@ class GradientCache:
         MissingFeaturesError: in the call, if the features of a chunk are not known to be those of its embeddings.
         RuntimeError: in the loss's backward pass, if the network, its mode or the images have changed since the
             call, if the second pass gives other embeddings, as with random numbers that are not torch's, and for
-            `create_graph=True`.
+            `create_graph=True`; if some parameters have hooks, for gradients of chosen tensors, as by
+            `backward(inputs=...)`.
 
     Example:
         >>> import torch
@@ -96,7 +97,7 @@ class GradientCache:
         outputs = batch.outputs
         if batch.trains:
             start = torch.empty(0, requires_grad=True)  # since the images may need no gradient
-            outputs = list(_Chunks.apply(self, batch, start, *batch.tensors))
+            outputs = list(_Chunks.apply(self, batch, start, *batch.tensors, *batch.linked))
         batch.tensors, batch.outputs = [], []  # the latter lead back to the batch
         result, *features = batch.tree(outputs)
         for tap, own in zip(batch.taps, features, strict=True):
@@ -122,11 +123,13 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cache: GradientCache, batch: ChunkedBatch, start: Tensor, *tensors: Tensor
+        ctx: Any, cache: GradientCache, batch: ChunkedBatch, start: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.cache, ctx.batch = cache, batch
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)  # and refuses those that are overwritten
+        ctx.save_for_backward(
+            *given[: len(batch.tensors)]
+        )  # and refuses those that are overwritten
         ctx.mark_non_differentiable(*(x for x in batch.outputs if not x.is_floating_point()))
         return tuple(batch.outputs)
 
@@ -134,6 +137,10 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         # A GPU would wait for the comparison: there it is made in the first step.
         compare = not (ctx.batch.devices and ctx.cache._compared)
-        own = ctx.batch.backward(ctx.saved_tensors, gradients, compare=compare)
+        # Not in torch.autograd.grad, nor in backward(inputs=...): these take the gradients that are returned.
+        accumulate = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # that of `start`
+        own = ctx.batch.backward(
+            ctx.saved_tensors, gradients, accumulate=accumulate, compare=compare
+        )
         ctx.cache._compared = ctx.cache._came = True
         return None, None, None, *own

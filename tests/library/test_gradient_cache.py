@@ -222,6 +222,28 @@ def test_images_have_a_gradient_if_they_need_one() -> None:
     assert not GradientCache(net, loss, 5)(x).requires_grad  # as those of the frozen network
 
 
+def test_gradients_of_chosen_tensors() -> None:
+    _, x, y = share(None)
+    net = Net().double()
+    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    parameters = [*net.trunk.parameters(), *loss.parameters()]
+    expected = torch.autograd.grad(loss(net(x), y), parameters)
+    cache = GradientCache(net, loss, 5)
+    value = loss(cache(x), y)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, parameters, retain_graph=True), expected, rtol=1e-9, atol=1e-12
+    )
+    value.backward(inputs=parameters)
+    torch.testing.assert_close([p.grad for p in parameters], [*expected], rtol=1e-9, atol=1e-12)
+    assert all(p.grad is None for p in net.head.parameters())
+    seen: list[Any] = []  # a hook gets gradients only, and there the loss cannot be asked for some
+    net.head.fc.weight.register_hook(seen.append)
+    loss(cache(x), y).backward()
+    assert seen and all(isinstance(gradient, Tensor) for gradient in seen)
+    with pytest.raises(RuntimeError, match=r"without inputs=, .* have hooks"):
+        torch.autograd.grad(loss(cache(x), y), parameters)
+
+
 # Refusals
 
 
