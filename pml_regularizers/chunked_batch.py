@@ -59,6 +59,8 @@ class ChunkedBatch:
         self.size = len(self.tensors[0])
         starts = range(0, max(self.size, 1), chunk_size)
         self.chunks = [slice(start, start + chunk_size) for start in starts]
+        self.checked = False
+        """True if the comparison was made, and the images differed, such that it could show a fault."""
         self.outputs: list[Tensor] = []
         self.form: Any = None  # of what the network returns: its structure, and what is no tensor
         used = {x.device for x in (*self.tensors, *self.model.parameters())}
@@ -258,20 +260,23 @@ class ChunkedBatch:
             _set_generators(self.devices, state)
 
     def _compare(self) -> None:
-        """Pass images of the first chunk again, some of them replaced by copies of the others."""
-        images = torch.arange(max(2, min(self.chunk_size, self.size)))
+        """Pass images of the batch, as many as in a chunk, again with some of them replaced by another one."""
+        places = torch.arange(max(2, min(self.chunk_size, self.size)))
+        images = places * self.size // len(places)
         expected = self._embedded(images)
         self._steady = not any(map(self._differs, self._embedded(images), expected))
-        for half in (images < (len(images) + 1) // 2, images % 2 == 0) if self._steady else ():
+        differed = []
+        for half in (places < (len(places) + 1) // 2, places % 2 == 0) if self._steady else ():
             for kept in (half, ~half):
-                own = images[kept]
-                others = torch.where(kept, images, own[images % len(own)])
-                pairs = zip(self._embedded(others), expected, strict=True)
+                others = torch.where(kept, images, images[kept][0])
+                pairs = [*zip(self._embedded(others), expected, strict=True)]
                 if any(self._differs(x[kept], y[kept]) for x, y in pairs):
                     raise ValueError(
                         f"model: {self._first_to_mix(images, others, kept)} mixes the images of a pass, so that a "
                         f"chunk is not the batch; {_FREEZE}"
                     )
+                differed.append(any(self._differs(x[~kept], y[~kept]) for x, y in pairs))
+        self.checked = all(differed)
 
     def _embedded(self, images: Tensor) -> list[Tensor]:
         """The outputs for these images, as with the random numbers of the first chunk."""
@@ -294,7 +299,9 @@ class ChunkedBatch:
                 hook.remove()
         for (name, x), (_, y) in zip(*seen, strict=False):
             if x.shape == y.shape and self._differs(x, y):
-                return f"{name}, {type(self.model.get_submodule(name)).__name__},"
+                return f"{name}, {type(self.model.get_submodule(name)).__name__},".removeprefix(
+                    ", "
+                )
         return type(self.model).__name__
 
 

@@ -33,8 +33,9 @@ class GradientCache:
     features that the loss reads, with their gradients. Dropout and other random numbers of torch are the same in
     both passes of a chunk. Under DistributedDataParallel the gradients are averaged once, with the last chunk.
 
-    The first call also passes some images beside others: a layer that mixes images, such as batch norm in training
-    mode, is refused, and so is one whose buffers each pass changes.
+    The first call, and more while their images are alike, also passes some images beside others: a layer that mixes
+    images, such as batch norm in training mode, is refused, and so is one whose buffers each pass changes. A layer
+    that mixes them in its backward pass alone, as a hook on gradients may, is not seen.
 
     Args:
         model: The network. It takes what the cache is called with: trees of tensors of N rows, which are split, and
@@ -92,7 +93,7 @@ class GradientCache:
         batch = ChunkedBatch(self.model, self.loss, self.chunk_size, args, kwargs)
         modes, several = modes_of(self.model), len(batch.chunks) > 1
         batch.embed(check=batch.size > 1 and (modes, several) not in self._checked)
-        if batch.size > 1:
+        if batch.checked:
             self._checked |= {(modes, several), (modes, False)}
         outputs = batch.outputs
         if batch.trains:

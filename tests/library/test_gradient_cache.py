@@ -298,6 +298,18 @@ def test_layers_that_mix_images_are_refused_by_what_they_do(
             net.train(), cache(x)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_batches_that_cannot_show_a_fault_do_not_count(size: int) -> None:
+    """Images that are alike, as in a warm-up, or nearly."""
+    _, x, _ = share(None)
+    cache = GradientCache(Net(Mixing(lambda x: x - x.mean(0) / 2)).double(), nn.Module(), size)
+    for alike in (torch.zeros_like(x), x[:1].expand_as(x), x[:1] + 1e-9 * x):
+        cache(alike)
+    chunks_alike = torch.cat([x[:1].expand(size, *x.shape[1:]), x[size:]])
+    with pytest.raises(ValueError, match=r"trunk\.2, Mixing, mixes"):
+        cache(chunks_alike)
+
+
 def test_without_gradients_the_embeddings_have_none() -> None:
     _, x, y = share(None)
     net = Net().double()
