@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .features.feature_loss import FeatureLoss
@@ -192,6 +190,11 @@ class ChunkedBatch:
 
     def _pass(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that the network returns for some images, and the features of each tap."""
+        # On a CPU, torch's batch norm has wrong gradients for one image whose stride, which counts for nothing, is
+        # neither that of channels first nor last, as behind `x.flatten(2).transpose(1, 2).mean(dim=1)`.
+        alone = len(tensors[0]) == 1 < self.size and not self.devices
+        if alone:
+            tensors = [torch.cat([x, x]) for x in tensors]
         given = list(self.given)
         for place, x in zip(self.places, tensors, strict=True):
             given[place] = x
@@ -199,8 +202,6 @@ class ChunkedBatch:
         with ExitStack() as stack:
             for autocast in self.autocasts:
                 stack.enter_context(autocast())
-            if len(tensors[0]) == 1 and torch.is_grad_enabled() and not self.devices:
-                stack.enter_context(_BatchNormOfOneImage())
             result = self.model(*args, **kwargs)
         own = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         self.own = len(own)
@@ -226,7 +227,7 @@ class ChunkedBatch:
                 "model: expected outputs of one structure for all chunks; return the embeddings alone"
             )
         self.form = form
-        return [x for x in leaves if isinstance(x, Tensor)]
+        return [x[:1] if alone else x for x in leaves if isinstance(x, Tensor)]
 
     def _differs(self, x: Tensor, y: Tensor) -> bool:
         """True if they differ by more than rounding in the least precise numbers that the network may use."""
@@ -303,22 +304,6 @@ class ChunkedBatch:
                     ", "
                 )
         return type(self.model).__name__
-
-
-class _BatchNormOfOneImage(TorchFunctionMode):
-    """Keep wrong gradients from the network: torch's batch norm on a CPU has them for one image.
-
-    It reads as channels first what lies in memory with channels last, if the stride of the images, which have none,
-    is not that of either: such is the gradient of `x.flatten(2).transpose(1, 2).mean(dim=1)`.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (functional.batch_norm, torch.batch_norm) or not args:
-            return func(*args, **(kwargs or {}))
-        result = func(args[0].contiguous(), *args[1:], **(kwargs or {}))
-        if result.requires_grad:
-            result.register_hook(Tensor.contiguous)
-        return result
 
 
 def modes_of(model: nn.Module) -> tuple[Any, ...]:

@@ -123,8 +123,11 @@ def test_half_precision_is_that_of_the_call() -> None:
         assert error < 0.05, name
 
 
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d, partial(nn.InstanceNorm2d, affine=True, track_running_stats=True)]
+)
 @pytest.mark.parametrize(("after", "size"), [(nn.Identity, 1), (nn.SiLU, 11)])
-def test_an_image_alone_in_its_chunk(after: Any, size: int) -> None:
+def test_an_image_alone_in_its_chunk(after: Any, size: int, norm: Any) -> None:
     """Behind batch norm, torch's gradient of one image depends on strides; also where no EmbeddingHead is."""
 
     class Tokens(Net):
@@ -133,9 +136,10 @@ def test_an_image_alone_in_its_chunk(after: Any, size: int) -> None:
             return nn.functional.normalize(self.head.fc(tokens.mean(dim=1)))
 
     def layers() -> list[nn.Module]:
-        norm = nn.BatchNorm2d(CHANNELS).eval()
-        norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2), norm.weight.data.normal_()
-        return [norm, after()]
+        layer = norm(CHANNELS).eval()
+        layer.running_mean.normal_(), layer.running_var.uniform_(0.5, 2)
+        layer.weight.data.normal_()
+        return [layer, after()]
 
     both(losses.ContrastiveLoss, size, net=lambda: Tokens(*layers()))
     both(CASES["several"], size, net=lambda: Net(*layers()))
