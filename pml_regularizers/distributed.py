@@ -173,20 +173,22 @@ class DistributedLoss(nn.Module):
                 several processes, if `indices_tuple` is given; or for an argument that the loss does not take.
             RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss.
         """
-        check_batch(embeddings, labels if world_size() == 1 else None)  # else `_gather` does
         rows: dict[str, Any] = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb}
         rows |= {"ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
         rows = {name: x for name, x in rows.items() if x is not None}
+        if several := world_size() > 1:
+            rows = self._gather(rows, indices_tuple, features)
+        else:
+            check_batch(embeddings, labels)
         watch(self.loss, embeddings)
         token = _own.set(embeddings)
         try:
             with torch.autocast(embeddings.device.type, enabled=False):
-                if world_size() == 1:
-                    return self._loss(rows, indices_tuple, features)
-                rows = self._gather(rows, indices_tuple, features)
-                loss = self._loss(rows, None, features)
+                loss = self._loss(rows, None if several else indices_tuple, features)
         finally:
             _own.reset(token)
+        if not several:
+            return loss
         trained = any(parameter.requires_grad for parameter in self.loss.parameters())
         # The name is private to torch: without it there is no warning.
         ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
@@ -197,6 +199,7 @@ class DistributedLoss(nn.Module):
     def _gather(self, rows: Mapping[str, Any], tuples: Any, features: Any) -> dict[str, Tensor]:
         """Rows of all processes, after a check that all hold the same: else gathering would hang.
 
+        No check that one process alone may fail comes before it.
         In a steady state a code of what is held travels with the rows, in a message of the size that all agreed on
         last; on a GPU by itself, through the CPU, so that the device does not wait.
         """
@@ -204,7 +207,7 @@ class DistributedLoss(nn.Module):
         text = _described({"labels": None, **rows}, whole=True)
         text = f"{text}, {_described(others, whole=False)}"
         code, group = crc32(text.encode()), _cpu_group(dist.group.WORLD)
-        device = rows["embeddings"].device
+        device = getattr(rows["embeddings"], "device", torch.device("cpu"))
         tensors = [x.to(device) for x in rows.values() if isinstance(x, Tensor)]
         agreed, size = self._agreed
         at_once = code == agreed and device.type == "cpu"
@@ -218,8 +221,9 @@ class DistributedLoss(nn.Module):
                 f"dtypes, got by rank: {'; '.join(texts)}; drop or fill the last batch (drop_last=True, or "
                 "Accelerate's even_batches), and cast the same on all"
             )
+        check_batch(rows["embeddings"], rows.get("labels"))
         if len(tensors) < len(rows):
-            raise ValueError(f"labels: expected a tensor, got {text}; pass torch.tensor(labels)")
+            raise ValueError(f"{', '.join(rows)}: expected tensors, got {text}")
         if tuples is not None:
             raise ValueError(
                 f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "

@@ -149,6 +149,7 @@ def check_errors(processes: Processes) -> None:
         (x[rank:], labels[rank:], None, by_rank),
         (x, labels.int() if odd else labels, None, f"{by_rank}.*labels .*int64.*labels .*int32"),
         (x, labels, tuples if odd else None, f"{by_rank}.*tuples"),
+        (labels if odd else x, labels, None, f"{by_rank}.*embeddings .*int64"),
         (x, [0, 1, 2], None, "labels: expected a tensor, got .*labels"),
         (x, labels, tuples, "indices_tuple: cannot index"),
     ):
