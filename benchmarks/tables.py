@@ -4,7 +4,7 @@
 
 ROWS is a pattern, such as "cub_*"; without it, all rows are printed, with the numbers that the paper quotes. Runs
 are found by their run.json below the folders. A row is the mean over seeds. A run whose settings differ from the
-recipe's is left out and named: docs/tables.md.
+recipe's is left out and named: docs/benchmarks.md.
 """
 
 import sys

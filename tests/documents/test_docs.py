@@ -37,7 +37,7 @@ assert NOTEBOOKS
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow) if page.name == "compile.md" else page
+        pytest.param(page, marks=pytest.mark.slow) if page.name == "integrations.md" else page
         for page in EXAMPLES
     ],
     ids=lambda page: page.name,
@@ -56,7 +56,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_script_for_several_processes_ends_equal_on_both(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     lines = "import sys\nsys.stdout.reconfigure(write_through=False)\n"  # launchers start with -u
-    script.write_text(lines + EXAMPLES[ROOT / "docs" / "distributed.md"][0])
+    script.write_text(lines + EXAMPLES[ROOT / "docs" / "integrations.md"][0])
     output = run([], processes=2, script=script)
     printed = re.findall(r"\d+\.\d+ -?\d+\.\d+", output)  # a warning may stand on the same line
     assert len(printed) == 2 and len(set(printed)) == 1, output
