@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class _Watch:
@@ -27,7 +28,8 @@ class _Watch:
 
 
 _watches: WeakKeyDictionary[nn.Module, _Watch] = WeakKeyDictionary()
-_told: set[int] = set()  # a loss may be watched by itself and in a sum
+# A loss may be watched by itself and in a sum. Not by id: a later parameter may get that of one that is gone.
+_told: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _hook: list[Any] = []
 
 
@@ -51,7 +53,7 @@ def watch(loss: nn.Module, embeddings: Any) -> None:
     still = [
         name
         for name, x in left_out.items()
-        if id(x) not in _told
+        if x not in _told
         and name in watched.before
         and torch.equal(x, watched.before[name].to(x.device, x.dtype))
     ]
@@ -61,7 +63,7 @@ def watch(loss: nn.Module, embeddings: Any) -> None:
         if issubclass(type(optimizer), Optimizer):
             held |= _held(optimizer)
     if still := [name for name in still if id(left_out[name]) not in held]:
-        _told.update(id(left_out[name]) for name in still)
+        _told.update({left_out[name]: True for name in still})
         warnings.warn(
             f"{type(loss).__name__}: {', '.join(still)} had gradients in two steps and did not move, since no "
             "optimizer holds them; give loss.parameters() to one, or freeze them by requires_grad_(False)",

@@ -48,6 +48,29 @@ def test_parameters_that_no_optimizer_holds(count: int, steps: Any, around: Any)
     assert all("embeddings.proxies, losses.power_1.proxies, losses.power_3" in x for x in messages)
 
 
+def test_a_parameter_at_the_address_of_one_that_was_told_of() -> None:
+    def told(loss: nn.Module) -> int:
+        network = nn.Linear(5, 4)
+        optimizer = torch.optim.SGD(network.parameters(), 0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                loss(network(torch.rand(6, 5)), LABELS).backward()
+                optimizer.step()
+        return len(caught)
+
+    def made(count: int = 1) -> nn.Module:
+        every = [losses.ProxyAnchorLoss(3, 4) for _ in range(count)]
+        return DistributedLoss(losses.MultipleLosses(every))
+
+    loss = made(100)
+    addresses = {id(x) for x in loss.parameters()}
+    assert told(loss) == 1
+    del loss
+    later = (made() for _ in range(1000))
+    assert told(next(x for x in later if id(next(x.parameters())) in addresses)) == 1
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_passed_features_without_a_gradient(frozen: bool) -> None:
     loss, features = JRSRegularizer(), torch.rand(6, 5)
