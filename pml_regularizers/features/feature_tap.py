@@ -6,14 +6,14 @@ embedder was given, or else the only one since the last pass.
 
 A call of the loss takes the features of the pass whose embeddings it has: the tensor, a view or its `detach()`; a
 copy, perhaps scaled or in another precision; or those of several passes in a row. Everything else
-raises `MissingFeaturesError`, rows in another order above all.
+raises `MissingFeaturesError`, rows in another order above all, and embeddings that were changed in place.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
@@ -70,6 +70,19 @@ class _Call:
     training: bool  # with gradients
     output: Any = None
     inputs: Any = None
+    versions: list[int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.versions = [_version(x) for x in tree_leaves(self.output)]
+
+    def tensors(self) -> list[Tensor]:
+        """The output's tensors with rows, except those that were changed in place since."""
+        leaves = zip(tree_leaves(self.output), self.versions, strict=True)
+        return [
+            x
+            for x, version in leaves
+            if _has_rows(x) and (version == (now := _version(x)) or None in (version, now))
+        ]
 
 
 @dataclass(eq=False)
@@ -259,8 +272,7 @@ class FeatureTap:
                 # A stage may run several times before the embedder does.
                 left = [x for x in before if x not in stages] if stages and not inside else []
                 own = [*others, *(x for x in waiting if x not in left), call]
-                outputs = (x for x in tree_leaves(call.output) if isinstance(x, Tensor) and x.ndim)
-                passes.append(_Pass(list(outputs), stages, own))
+                passes.append(_Pass(call.tensors(), stages, own))
                 waiting, others, start = left, [], 0
         return passes
 
@@ -305,8 +317,8 @@ _NO_GRADIENT = {
 """Other reasons, by what is read."""
 _OTHER_PASS = (
     "the recorded features are not known to be those of these embeddings: call the loss once for each pass, with "
-    "what the embedder returned and its rows in their order; name the module that returns them, attach(..., "
-    "embedder=module); or pass features=..."
+    "what the embedder returned, not changed in place, and its rows in their order; name the module that returns "
+    "them, attach(..., embedder=module); or pass features=..."
 )
 
 
@@ -345,6 +357,16 @@ def _head_of(stages: Iterable[nn.Module]) -> nn.Module | None:
         if ids.intersection(map(id, (child, *child.children())))
     )
     return max(heads, key=lambda head: len([*head.modules()]), default=None)
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim > 0
+
+
+def _version(x: Any) -> int | None:
+    """How often a tensor was changed in place; None where that is not known, as in compiled code."""
+    counted = isinstance(x, Tensor) and not torch.compiler.is_compiling() and not x.is_inference()
+    return x._version if counted else None
 
 
 def _is_input(output: Features, inputs: Any) -> bool:

@@ -52,6 +52,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "a new leaf": lambda x: x.detach().clone().requires_grad_(),
     "scaled": lambda x: F.normalize(3 * x),
     "reordered": lambda x: x.flip(0),
+    "reordered in place": lambda x: x.copy_(x.flip(0)),
     "reordered by an index": lambda x: x[torch.arange(len(x)).roll(1)],
     "reordered by cat": lambda x: torch.cat([x[1:], x[:1]]),
     "reordered by views": lambda x: (  # of two images each, as SupCon's example does
