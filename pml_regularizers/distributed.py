@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .functional.checks import check_batch, offered_by
+from .functional.checks import check_batch, is_hidden, offered_by
 from .functional.precision import full_precision
 from .unoptimized import watch
 
@@ -137,14 +137,21 @@ class DistributedLoss(nn.Module):
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
+        self.miner = miner  # first, since the loss may have one itself
         self.loss = loss
-        self.miner = miner
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:  # such as get_logits and get_outliers
             return offered_by(self.__dict__.get("_modules", {}).get("loss"), name, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = self.__dict__.get("_modules", {}).get("loss")
+        if is_hidden(inner, name, self):
+            setattr(inner, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def forward(
         self,

@@ -89,6 +89,19 @@ def offered_by(inner: nn.Module | None, name: str, outer: nn.Module) -> Any:
     raise AttributeError(told)
 
 
+def is_hidden(inner: nn.Module | None, name: str, outer: nn.Module) -> bool:
+    """True if an attribute set on a loss would hide that which it reads from the one inside."""
+    if (
+        inner is None
+        or name.startswith("_")
+        or name in outer.__dict__
+        or hasattr(type(outer), name)
+    ):
+        return False
+    kinds = (outer._modules, outer._parameters, outer._buffers)
+    return not any(name in kind for kind in kinds) and hasattr(inner, name)
+
+
 def refuse_labels(loss: str, reducer: nn.Module, elements: str) -> None:
     """Raise a ValueError for a reducer that reads labels, where the elements of a loss are no images."""
     losses = torch.arange(1.0, 5.0, device="cpu")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..distributed import DistributedLoss
 from ..features.feature_loss import FeatureLoss, Given
 from ..features.feature_tap import ThreadStack
-from ..functional.checks import check_classes, class_count, offered_by
+from ..functional.checks import check_classes, class_count, is_hidden, offered_by
 from ..functional.precision import call_in_full_precision
 
 _further = ThreadStack()
@@ -69,20 +69,32 @@ class PerOutputLoss(FeatureLoss):
 
     def hold_losses(self, losses: Mapping[str, nn.Module]) -> None:
         """Keep the losses by name: each object itself, and a copy of it wherever it comes again."""
+        # First, since a loss inside may have such records itself.
+        self.add_to_recordable_attributes(
+            list_of_names=[f"{name}_loss" for name in losses], is_stat=True
+        )
         # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
         self.losses = nn.ModuleDict()
         for name, loss in losses.items():
             self.losses[name] = copy.deepcopy(loss) if loss in self.losses.values() else loss
-        self.add_to_recordable_attributes(
-            list_of_names=[f"{name}_loss" for name in losses], is_stat=True
-        )
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            losses = self.__dict__.get("_modules", {}).get("losses") or {}
-            return offered_by(next(iter(losses.values()), None), name, self)
+            return offered_by(self._first(), name, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if is_hidden(self._first(), name, self):
+            raise AttributeError(
+                f"{name}: {type(self).__name__} reads it from the first loss inside, and each has its own; set it "
+                f"there: for inner in loss.losses.values(): inner.{name} = ..."
+            )
+        super().__setattr__(name, value)
+
+    def _first(self) -> nn.Module | None:
+        losses = self.__dict__.get("_modules", {}).get("losses") or {}
+        return next(iter(losses.values()), None)
 
     def forward(
         self,

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses
+from pytorch_metric_learning.miners import BatchHardMiner
 from torch import Tensor, nn
 
 from pml_regularizers import (
     CosinePowersLoss,
     DistributedLoss,
     EmbeddingHead,
+    EnsembleLoss,
     HighOrderMoments,
     JRSRegularizer,
 )
@@ -69,6 +71,20 @@ def test_a_parameter_at_the_address_of_one_that_was_told_of() -> None:
     del loss
     later = (made() for _ in range(1000))
     assert told(next(x for x in later if id(next(x.parameters())) in addresses)) == 1
+
+
+def test_an_attribute_of_the_loss_inside_is_not_set_in_vain() -> None:
+    inner, miner = losses.CrossBatchMemory(losses.TripletMarginLoss(), 4), BatchHardMiner()
+    around: Any = DistributedLoss(inner, miner)
+    around.queue_idx, around.loss.loss.margin = 3, 0.5
+    assert (inner.queue_idx, inner.miner, around.miner) == (3, None, miner)
+    triplet = losses.TripletMarginLoss(margin=0.1)
+    for loss in (CosinePowersLoss(triplet), EnsembleLoss(EnsembleLoss(triplet, 2), 2)):
+        for outermost in (loss, DistributedLoss(loss)):
+            with pytest.raises(AttributeError, match=r"margin: .* in loss\.losses\.values"):
+                outermost.margin = 0.5
+            assert outermost.margin == triplet.margin == 0.1
+        loss.collect_stats = True
 
 
 @pytest.mark.parametrize("frozen", [False, True])
