@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,6 +52,14 @@ class ChunkedBatch:
                 "GradientCache: expected tensors with a row for each image, got "
                 f"{f'shapes {came}' if came else 'none'}; expand those that serve all images"
             )
+        rows = len(self.tensors[0])
+        given = (tree_leaves(x, is_leaf=_is_sequence) for x in (*args, *kwargs.values()))
+        for x in chain(*given):
+            if _is_sequence(x) and len(x) == rows > 1:
+                raise ValueError(
+                    f"GradientCache: cannot split a {type(x).__name__} of {rows} entries, as many as images; pass "
+                    "a tensor, such as token numbers, or keep it in the network if it serves all images"
+                )
         for i in self.places:
             self.given[i] = None
         self.linked = [x for x in self.model.parameters() if _is_linked(x)]
@@ -365,8 +374,16 @@ def _holds_tensors(x: Any) -> bool:
     """True for an object with tensors that a tree of dicts, lists and tuples does not show."""
     if isinstance(x, Tensor | nn.Module):
         return False
-    values = x.values() if isinstance(x, Mapping) else getattr(x, "__dict__", {}).values()
+    values = [*(x.values() if isinstance(x, Mapping) else getattr(x, "__dict__", {}).values())]
+    values += [getattr(x, name, None) for name in getattr(x, "__slots__", ())]
     return any(isinstance(value, Tensor) for value in values)
+
+
+def _is_sequence(x: Any) -> bool:
+    """True for a list, tuple or array without tensors, which may have an entry for each image."""
+    if isinstance(x, list | tuple):
+        return not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x))
+    return not isinstance(x, Tensor) and bool(getattr(x, "shape", ()))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

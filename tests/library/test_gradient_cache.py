@@ -7,6 +7,7 @@ import copy
 import random
 from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -251,6 +252,11 @@ def test_gradients_of_chosen_tensors() -> None:
 # Refusals
 
 
+@dataclass(slots=True)
+class Slotted:
+    images: Tensor
+
+
 def test_weights_computed_once_for_both_passes_are_refused() -> None:
     """The second pass would find those of the first, which have no graph."""
     cache = GradientCache(nn.Linear(3, 2), losses.ContrastiveLoss(), 2)
@@ -368,6 +374,9 @@ def test_what_the_whole_batch_would_refuse() -> None:
         (nn.Linear(6, 2), [torch.randn(4, 6), torch.randn(1, 6)], r"shapes \(4, 6\), \(1, 6\)"),
         (nn.Linear(6, 2), ["a text"], "expected tensors with a row for each image, got none"),
         (nn.Linear(6, 2), [UserDict(x=torch.randn(4, 6))], r"in a UserDict; .* cache\(\*\*batch"),
+        (nn.Linear(6, 2), [torch.randn(4, 6), [*"abcd"]], "a list of 4 entries, as many as images"),
+        (nn.Linear(6, 2), [torch.randn(4, 6), {"ids": torch.ones(4).numpy()}], "a ndarray of 4 en"),
+        (nn.Linear(6, 2), [Slotted(torch.randn(4, 6))], "split the tensors in a Slotted"),
         (Mixing(lambda x: x.argmax(1)), [torch.randn(4, 6)], "returns embeddings"),
         (Mixing(lambda x: (x, object())), [torch.randn(4, 6)], "got object; return the embed"),
     ],
