@@ -1,6 +1,7 @@
 """PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -93,11 +94,22 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
                 raise ValueError(
                     f"{name}: {reason}; leave it out, or take PML's AccuracyCalculator"
                 )
+        if "mean_average_precision" in include:
+            raise ValueError(
+                "include: mean_average_precision needs all ranks; take mean_average_precision_at_r, or PML's "
+                "AccuracyCalculator"
+            )
         if device is None and accelerator is not None:
             device = accelerator.device
         super().__init__(
             recall_at, include, exclude, avg_of_avgs, return_per_class, device, kmeans_func
         )
+        for name, metric in self.original_function_dict.items():
+            if "knn_labels" in signature(metric).parameters:
+                raise ValueError(
+                    f"calculate_{name}: takes knn_labels, but ranks are counted without a search; take ranks and "
+                    "query_labels, or PML's AccuracyCalculator"
+                )
         self.k = k
         self.max_rank = max(recall_at)
         self.accelerator = accelerator
