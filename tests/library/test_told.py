@@ -1,5 +1,6 @@
 """What would train less than it seems, or something else, is told at once."""
 
+import re
 import warnings
 from typing import Any
 
@@ -21,7 +22,14 @@ from pml_regularizers import (
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-@pytest.mark.parametrize("around", [lambda loss: loss, DistributedLoss])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda loss: loss,
+        DistributedLoss,
+        lambda loss: DistributedLoss(losses.MultipleLosses([loss])),
+    ],
+)
 @pytest.mark.parametrize(
     ("count", "steps"),
     [
@@ -33,21 +41,25 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 )
 def test_parameters_that_no_optimizer_holds(count: int, steps: Any, around: Any) -> None:
     """An optimizer of the network, and perhaps one of the loss: as many of them as told make a step."""
-    network, feature_loss = nn.Linear(5, 4), losses.ProxyAnchorLoss(3, 5)
+    network, feature_loss = (
+        nn.Sequential(nn.Identity(), nn.Linear(5, 4)),
+        losses.ProxyAnchorLoss(3, 5),
+    )
     loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, 4), feature_loss=feature_loss, powers=(1, 3))
-    loss = around(loss)
+    loss = around(loss.attach(network[0], embedder=network))
     optimizers = [torch.optim.Adam(module.parameters()) for module in (network, loss)[:count]]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(7):
             x = torch.rand(6, 5, requires_grad=True)
-            loss(network(x), LABELS, features=x).backward()
+            loss(network(x), LABELS).backward()
             for optimizer in optimizers[: steps(step)]:
                 optimizer.step()
                 optimizer.zero_grad()
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == (count == 1)
-    assert all("embeddings.proxies, losses.power_1.proxies, losses.power_3" in x for x in messages)
+    names = [re.findall(r"(?:embeddings|power_\d)\.proxies", x) for x in messages]
+    assert all(x == ["embeddings.proxies", "power_1.proxies", "power_3.proxies"] for x in names)
 
 
 def test_a_parameter_at_the_address_of_one_that_was_told_of() -> None:
