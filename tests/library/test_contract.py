@@ -258,14 +258,19 @@ def test_statistics_change_nothing_and_are_plain_values(name: str) -> None:
     counting.load_state_dict(silent.state_dict())
     batch = Batch.draw(case)
     assert_same(measure(counting, batch), measure(silent, batch))
+
+    def recorded(kind: str) -> dict[str, Any]:
+        return {
+            f"{type(module).__name__}.{name}": getattr(module, name)
+            for module in counting.modules()
+            for name in getattr(module, kind, [])
+        }
+
+    settings = recorded("_record_these")
     call(counting, batch)
     call(silent, batch)
-    records = {
-        f"{type(module).__name__}.{name}": getattr(module, name)
-        for module in counting.modules()
-        for kind in ("_record_these", "_record_these_stats")
-        for name in getattr(module, kind, [])
-    }
+    assert recorded("_record_these") == settings
+    records = settings | recorded("_record_these_stats")
     assert records
     for record, value in records.items():
         assert isinstance(value, (int, float, str, list, type(None))), record

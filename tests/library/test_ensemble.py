@@ -126,14 +126,19 @@ def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
     assert_close(found, sum(right) / 2)
 
     keys = torch.tensor([False, True, False, True, True])  # as MoCo's
-    memory = losses.CrossBatchMemory(losses.NTXentLoss(), 4)
+    memory, again = (
+        losses.CrossBatchMemory(losses.MarginLoss(learn_beta=True), 4) for _ in range(2)
+    )
     horde = DistributedLoss(HORDELoss(memory, 3, 4, feature_loss=base, moment_dim=5))
     maps = torch.randn(5, 3, 2, 2)
     value = horde(x, labels, enqueue_mask=keys, features=maps)
-    again = losses.CrossBatchMemory(losses.NTXentLoss(), 4)
     orders = horde.loss.order_embeddings(maps)
     assert_close(value, again(x, labels, enqueue_mask=keys) + sum(base(z, labels) for z in orders))
     assert horde.queue_idx == memory.queue_idx == 3
+    memory = losses.CrossBatchMemory(base, 2)
+    inner = EnsembleLoss(memory, 2)
+    HORDELoss(inner, 3, 4, feature_loss=base)(x, labels, enqueue_mask=keys, features=maps)
+    assert memory.queue_idx == 3
 
     arcface = losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=4)
     for around in (DistributedLoss(arcface), CosinePowersLoss(arcface, feature_loss=base)):

@@ -102,7 +102,8 @@ def test_an_attribute_of_the_loss_inside_is_not_set_in_vain() -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_passed_features_without_a_gradient(frozen: bool) -> None:
     loss, features = JRSRegularizer(), torch.rand(6, 5)
-    loss.frozen_features = frozen
+    if frozen:
+        loss.frozen_features = True
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for x in (torch.randn(6, 4), torch.randn(6, 4).requires_grad_(), torch.randn(6, 4)):

@@ -137,7 +137,7 @@ class TestJRSLoss(unittest.TestCase):
             loss_func(embeddings)
         with self.assertRaises(ValueError):
             loss_func(embeddings, labels, ref_emb=torch.randn(4, 2), ref_labels=labels)
-        for features in [embeddings, [embeddings[:2]]]:
+        for features in [torch.randn(4, 4, 4), [embeddings[:2]]]:
             with self.assertRaises(ValueError):
                 loss_func(embeddings, labels, features=features)
         with self.assertRaises(ValueError):
