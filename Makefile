@@ -63,7 +63,7 @@ claims: install
 
 # Prints the tables of docs/speed.md.
 speed: install
-	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m speed
 
 # The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network. With
 # REPOSITORY=https://... its header links there.
@@ -108,7 +108,7 @@ gpu: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
 	@$(if $(BUNDLE),$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED))
-	$(GPU_PYTHON) -m tools.gpu --page docs/gpu.md
+	$(GPU_PYTHON) -m speed --device cuda --page docs/gpu.md
 
 # Whole trunks on the bundle's photographs, JOBS runs side by side; goes on where it was stopped.
 JOBS ?= 8

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.settings import recipe_names
-from benchmarks.speed.__main__ import CASES
+from speed.cases import CASES
 from tests.support.processes import ROOT
 
 PROVENANCE = ROOT / "docs" / "provenance.md"
@@ -144,7 +144,7 @@ def test_what_the_sources_name_is_there() -> None:
     assert [name for name in commands if not exists(name)] == []
     said = "\n".join(commands)
     assert set(re.findall(r"--recipe (\S+)", said)) <= set(recipe_names())
-    assert set(re.findall(r"benchmarks\.speed (\S+)", said)) <= set(CASES)
+    assert set(re.findall(r"-m speed (\S+)", said)) <= set(CASES)
     files = {name for page in PAGES for name in TEST_FILE.findall(page.read_text())}
     files |= set(re.findall(r"tests/\S+", said))
     assert len(files) >= 3

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tools.gpu.networks import LOSSES, Sizes
+from speed.losses import LOSSES, Sizes
 
 SIZES = Sizes(N=16, P=16, C=12, E=8, d=32, K=3, classes=4)
 

@@ -11,8 +11,9 @@ import re
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,19 @@ def _peak() -> int:
     return int(kilobytes) * 1024
 
 
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Growth of the peak of torch's allocator during a call; 0 without a GPU."""
+    if not torch.cuda.is_initialized():
+        run()
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Functions that do the same work, or larger and smaller parts of it."""
@@ -96,10 +110,17 @@ class Comparison:
     candidates: Mapping[str, Callable[[], object]]  # by name; their results do not count as memory
     rounds: int = 7  # each candidate is timed so often
     memory: Callable[[Any], int] | None = tensor_bytes  # `process_bytes` if torch does not allocate
+    floors: Mapping[str, float] | None = None  # the least seconds beyond the first, of steps
+    calls: int = 1  # that are timed at once, without a wait between them
 
-    def section(self, tiny: bool, level: int = 3) -> str:
-        """Measure the candidates; their table below a heading of that level, as Markdown."""
-        return f"{'#' * level} {self.name}\n\n{table(self.size, *self.measure(tiny))}"
+    def section(self, tiny: bool) -> str:
+        """Measure the candidates; their table below a heading, as Markdown."""
+        seconds, memory = self.measure(tiny)
+        rounds = len(next(iter(seconds.values())))
+        size = f"{self.size}; {rounds} round{'s' * (rounds > 1)}"
+        size += f" of {self.calls} calls." if self.calls > 1 else "."
+        lines = table(seconds, memory, self.floors)
+        return f"### {self.name}\n\n{textwrap.fill(size, 116)}\n\n{lines.markdown()}\n"
 
     def measure(self, tiny: bool = False) -> tuple[dict[str, list[float]], dict[str, int]]:
         """Call each candidate once to measure its memory, then time all of them in rounds; if `tiny`, in one.
@@ -118,49 +139,73 @@ class Comparison:
         rounds = range(1 if tiny else self.rounds)
         for _ in progress_bar(rounds, desc=self.name, unit="round", leave=False):
             for name, run in self.candidates.items():
-                seconds[name].append(_seconds(run))
+                seconds[name].append(_seconds(run, self.calls))
         gc.unfreeze()
         return seconds, memory
 
 
-def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int]) -> str:
-    """The size in words and a Markdown table: the time of the first is 1, and the first memory above 0 is 1."""
+def table(
+    seconds: Mapping[str, Sequence[float]],
+    memory: Mapping[str, int],
+    floors: Mapping[str, float] | None = None,
+) -> Table:
+    """The time of the first is 1, and the first memory above 0 is 1; steps with floors are in milliseconds."""
     header = ["", "time", "least to most"] + ["memory", "MB"] * bool(memory)
-    first = next(iter(seconds.values()))
+    if floors is not None:
+        header = ["", "step, ms", "ratio", "least to most", "extra, ms", "floor, ms"]
+        header += ["extra / floor", "MB"]
+    first, rows = next(iter(seconds.values())), list[list[str]]()
     unit = next(filter(None, memory.values()), 1)
-    rows: list[list[str]] = []
     for name, own in seconds.items():
         ratios = [a / b for a, b in zip(own, first, strict=True)]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        of_first = f"{statistics.median(own):.3g} s"
-        rows.append([name, f"{statistics.median(ratios):.2f}", spread if rows else of_first])
-        if memory:
-            rows[-1] += [f"{memory[name] / unit:.3f}", f"{memory[name] / 1e6:,.1f}"]
-    size = f"{size}; {len(first)} round{'s' * (len(first) > 1)}."
-    return f"{textwrap.fill(size, 116)}\n\n{Table(header, rows).markdown()}\n"
+        ratio, least, most = statistics.median(ratios), min(ratios), max(ratios)
+        if floors is None:
+            row = [f"{ratio:.2f}", f"{least:.2f} to {most:.2f}"]
+            if not rows:
+                row[1] = f"{statistics.median(own):.3g} s"
+            if memory:
+                row += [f"{memory[name] / unit:.3f}", f"{memory[name] / 1e6:,.1f}"]
+        else:
+            extra = statistics.median(a - b for a, b in zip(own, first, strict=True))
+            row = [f"{1e3 * statistics.median(own):.2f}", f"{ratio:.3f}"]
+            row += [f"{least:.3f} to {most:.3f}", f"{1e3 * extra:.2f}", f"{1e3 * floors[name]:.2f}"]
+            # Launches alone take longer than a tenth of a millisecond.
+            row += [f"{extra / floors[name]:.1f}" if floors[name] > 1e-4 else ""]
+            row += [f"{memory[name] / 1e6:,.0f}"]
+        rows.append([name, *row])
+    return Table(header, rows)
 
 
-def _seconds(run: Callable[[], object]) -> float:
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """torch's precision of matrix products in float32: "highest", or "high" for TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _seconds(run: Callable[[], object], calls: int) -> float:
     gc.collect()
-    clock = time.process_time if _one_thread() else time.perf_counter
-    wait: Any = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    gpu = torch.cuda.is_initialized()
+    clock = time.process_time if _one_thread(gpu) else time.perf_counter
+    wait: Any = torch.cuda.synchronize if gpu else lambda: None
     wait()
     start = clock()
-    _result = run()  # freed after the clock has stopped
+    for _ in range(calls):
+        _result = run()  # freed after the clock has stopped
     wait()
-    return clock() - start
+    return (clock() - start) / calls
 
 
-def _one_thread() -> bool:
+def _one_thread(gpu: bool) -> bool:
     """True on a CPU with one thread: the processor's clock then leaves out the time of other processes."""
-    return current_device().type == "cpu" and torch.get_num_threads() == 1
+    return not gpu and torch.get_num_threads() == 1
 
 
-def current_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def origin(command: str, commit: str | None = None) -> str:
+def origin(command: str, device: torch.device, commit: str | None = None) -> str:
     """Commit, command and machine of measured numbers, in the words that the tests of the documents expect."""
     code: Mapping[str, Any] = {"commit": commit, "dirty": False} if commit else describe_code()
     place = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
@@ -170,10 +215,10 @@ def origin(command: str, commit: str | None = None) -> str:
         command = f"OMP_NUM_THREADS={threads} {command}"
     hardware = describe_hardware()
     machine = "{processor}, {cores} cores, {torch_threads} threads".format(**hardware)
-    if _one_thread():
-        machine = f"{hardware['processor']}, one thread, timed by the processor's clock"
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         machine = torch.cuda.get_device_name()
+    elif _one_thread(gpu=False):
+        machine = f"{hardware['processor']}, one thread, timed by the processor's clock"
     wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
     found = describe_versions().items()
     about = [machine, *(f"{key} {number}" for key, number in found if key in wanted)]

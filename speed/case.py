@@ -1,45 +1,43 @@
-"""A part of `make gpu`: it checks and measures, keeps at once what it finds, and looks at the clock."""
+"""A case: it checks and measures, keeps at once what it finds, and looks at the clock."""
 
 import gc
 import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from benchmarks.reporting import Table
+from speed.measuring import Comparison
+
+FLOAT32, TF32 = 1e-4, 2**-8
+"""Bounds of errors in float32. TF32 rounds to 10 bits; five factors and their sums come to 2^-10 (simulated)."""
 
 
-class Part:
-    """Checks and measures on a device, within a limit of seconds.
+@dataclass
+class Case:
+    """Checks and measures on a device, within a limit of seconds from now on.
 
     Neither a check that fails nor an error ends it: they become `failures`, and it goes on with its other checks.
-
-    Args:
-        tiny: Tiny sizes, only to show that it runs.
-        device: Where it runs.
-        seconds: Its limit, from now on.
-        keep: Called after each finding.
     """
 
-    def __init__(
-        self,
-        tiny: bool,
-        device: torch.device,
-        seconds: float = math.inf,
-        keep: Callable[["Part"], None] = lambda part: None,
-    ) -> None:
-        self.tiny, self.device, self.keep = tiny, device, keep
-        self.end = time.monotonic() + seconds
-        self.blocks: list[str | Table] = []
-        self.left_out: list[str] = []
-        self.failures: list[str] = []
+    tiny: bool  # tiny sizes, only to show that it runs
+    device: torch.device
+    seconds: float = math.inf
+    keep: Callable[["Case"], None] = lambda case: None  # called after each finding
+    blocks: list[str | Table] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end = time.monotonic() + self.seconds
 
     def run(self, what: str, seconds: float, step: Callable[[], object]) -> None:
-        """Take a step of the part if so many seconds are left; its error is kept."""
+        """Take a step of the case if so many seconds are left; its error is kept."""
         left = self.end - time.monotonic()
         if left < seconds:
             self.left_out.append(f"{what} (no time)")
@@ -92,6 +90,12 @@ class Part:
         """Keep a table or a text."""
         self.blocks.append(markdown.strip())
         self.keep(self)
+
+    def compare(
+        self, title: str, size: str, rows: Mapping[str, Callable[[], object]], **options: Any
+    ) -> None:
+        """Measure functions, and keep the table: options are those of a `Comparison`."""
+        self.tell(Comparison(title, size, rows, **options).section(self.tiny))
 
     def _fail(self, fault: str) -> None:
         self.failures.append(fault)

@@ -1,4 +1,4 @@
-"""Measurements of time and memory, and the tables of `python -m benchmarks.speed`."""
+"""Measurements of time and memory, and their tables."""
 
 from functools import partial
 
@@ -7,16 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.speed.__main__ import main
-from benchmarks.speed.cases import CASES
-from benchmarks.speed.measuring import process_bytes, table, tensor_bytes
+from speed.measuring import process_bytes, table, tensor_bytes
 
 FLOATS = 4 * 1000
-SLOW = (
-    *("retrieval", "query_gallery"),  # start processes
-    # At a tiny size as methods_photographs, and as each other.
-    *("methods_resnet50", "methods_googlenet", "horde_googlenet"),
-)
 
 
 def keep_and_free() -> Tensor:
@@ -66,22 +59,16 @@ def test_a_process_is_measured_with_numpy_and_without_what_it_is_given():
     assert process_bytes(call) == pytest.approx(100 * 2**20, rel=0.1)
 
 
-def test_a_table():
+def test_tables():
     seconds, memory = {"bare": [2, 2], "plain": [3, 3.4]}, {"bare": 0, "plain": 80_000_000}
-    assert table("Size", seconds, memory).splitlines()[2:] == [
+    assert table(seconds, memory).markdown().splitlines() == [
         "|  | time | least to most | memory | MB |",
         "| :-- | --: | --: | --: | --: |",
         "| bare | 1.00 | 2 s | 0.000 | 0.0 |",
         "| plain | 1.60 | 1.50 to 1.70 | 1.000 | 80.0 |",
     ]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
-)
-def test_every_case_runs_at_a_tiny_size(name, capsys):
-    assert main([name, "--tiny"]) == 0
-    text = capsys.readouterr().out
-    assert f"python -m benchmarks.speed {name} --tiny`:\n" in text
-    assert text.count("\n| ") >= 4, "two candidates below the heads"
+    floors = {"bare": 0.0, "plain": 0.1}
+    assert table(seconds, memory, floors).markdown().splitlines()[2:] == [
+        "| bare | 2000.00 | 1.000 | 1.000 to 1.000 | 0.00 | 0.00 |  | 0 |",
+        "| plain | 3200.00 | 1.600 | 1.500 to 1.700 | 1200.00 | 100.00 | 12.0 | 80 |",
+    ]

@@ -1,1 +1,0 @@
-"""Speed and memory against named alternatives."""
