@@ -7,8 +7,11 @@ Ours, from no paper: HORDE (ICCV 2019) without positions, projections and parame
 the same powers where an image has one position; a loss computes the matrix of cosines anyway.
 """
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,7 +20,6 @@ from torch._subclasses.fake_tensor import is_fake
 
 from ..distributed import gather_features
 from ..features.feature_loss import already_reduced
-from ..functional.checks import at_least
 from .per_output_loss import PerOutputLoss
 from .tensor_product_distances import refuse_vectors, with_power
 
@@ -133,13 +135,18 @@ def _different(powers: Any) -> list[int]:
 
 def _weights(power_weights: float | Sequence[float], count: int) -> list[float]:
     """w_k of each power."""
-    if not isinstance(power_weights, Sequence):
-        power_weights = [power_weights] * count
-    for weight in power_weights:
-        at_least("power_weights", weight, 0)
-    if len(power_weights) != count:
-        raise ValueError(f"power_weights: expected a number, or {count}, got {power_weights!r}")
-    return list(power_weights)
+    weights: Any = power_weights
+    numbers: list[float] = []
+    if not isinstance(weights, (str, bool)):
+        with suppress(TypeError, ValueError):  # no numbers
+            numbers = [
+                float(w) for w in ([weights] * count if isinstance(weights, Real) else weights)
+            ]
+    if len(numbers) != count or not all(0 <= w < math.inf for w in numbers):
+        raise ValueError(
+            f"power_weights: expected a number of at least 0, or {count} of them, got {power_weights!r}"
+        )
+    return numbers
 
 
 def in_range(features: Tensor) -> Tensor:

@@ -91,8 +91,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: GradientCache(head(), CONTRASTIVE, 2.5), "chunk_size: .* a whole number, got 2.5"),
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
-    (lambda: powers(power_weights=-1), "power_weights: expected at least 0, got -1"),
-    (lambda: powers(power_weights=[1]), r"power_weights: expected a number, or 2, got \[1\]"),
+    *(
+        (partial(powers, power_weights=w), f"power_weights: .*number .*, or 2 of them, got {w!r}$")
+        for w in ("mean", -1, math.inf)
+    ),
+    (lambda: powers(power_weights=[1]), r"power_weights: .*, or 2 of them, got \[1\]"),
     (lambda: powers(losses.AngularLoss()), "loss: AngularLoss reads vectors, or their lengths"),
     (lambda: powers(losses.SphereFaceLoss(2, 4)), "loss: SphereFaceLoss reads vectors, or their"),
     (lambda: powers(losses.VICRegLoss()), "loss: VICRegLoss fails on a trial batch"),
