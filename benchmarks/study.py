@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 # Light: torch is imported when runs are planned.
-from benchmarks import building, datasets, records, reporting, studies
+from benchmarks import records, reporting, studies
 from benchmarks.console import (
     at_least,
     command_parser,
@@ -130,14 +130,17 @@ def _draw(
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
-    record = {} if published else study.tests(choice.row)[0].record()
     about: dict[str, Any] = {
         "tried": {row: study.tried(row) for row in study.rows},
         "registration": studies.registration(study, found),
         # A published page names no folder of the machine that drew it.
         "command": None if published else command(),
-        "known": reporting.known_or_unknown(record or {}),
     }
+    neighbours, labels = "", study.labels()
+    if not published:
+        about |= studies.shown(study, choice)
+        neighbours = about.pop("neighbours")
+        about["told"] = reporting.advice(*measured, labels, studies.setup(study, choice.row))
     protocols = os.path.relpath(PROTOCOLS, output.parent)
     page = reporting.study_page(*measured, figures=figures, protocols=protocols, **about)
     if runs.is_dir():
@@ -151,35 +154,12 @@ def _draw(
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:
         shown = output.with_suffix(".html")
-        labels, neighbours = study.labels(), _neighbours(study, choice)
         about |= {"labels": labels, "steps": steps, "neighbours": neighbours}
         html = reporting.study_html(*measured, figures=drawn, **about)
         replace_file(shown, html.encode())
-        print("\n".join([*reporting.advice(*measured, labels), *about["known"]]))
+        print("\n".join([*about["told"], *about["known"]]).replace("`", ""))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
     return steps
-
-
-def _neighbours(study: "studies.Study", choice: "reporting.Choice") -> str:
-    """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
-    if choice.finding is None:
-        return ""
-    labels = study.labels()
-    rows = sorted(choice.finding.comparison.rows(), key=lambda row: row != choice.row)
-    jobs = {labels[row]: study.tests(row)[0] for row in rows}
-    job = jobs[labels[rows[0]]]
-    data = job.experiment.data
-    there = all((one.folder / "neighbours.npz").is_file() for one in jobs.values())
-    if len(jobs) < 2 or not there or not (data.dataset == "glyphs" or data.root.is_dir()):
-        return ""
-    images = building.build_datasets(data, seed=job.seed).test
-    if isinstance(images, datasets.ImageSet):
-        side = reporting.THUMBNAIL
-        images.views = datasets.ImageViews(
-            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
-        )
-    runs = {label: records.load_run(one.folder) for label, one in jobs.items()}
-    return reporting.differing_neighbours(runs, images)
 
 
 def _next_steps(

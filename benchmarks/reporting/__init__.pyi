@@ -13,13 +13,16 @@ from .names import UNTRAINED as UNTRAINED
 from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
 from .rows import differing_settings as differing_settings
-from .study_answer import (
-    MANY as MANY,
-    advice as advice,
-)
+from .study_advice import advice as advice
+from .study_answer import MANY as MANY
 from .study_choice import (
     Choice as Choice,
     choose as choose,
+)
+from .study_classes import (
+    Section as Section,
+    by_class as by_class,
+    confused as confused,
 )
 from .study_html import study_html as study_html
 from .study_page import (

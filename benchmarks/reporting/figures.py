@@ -119,6 +119,22 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
     )
 
 
+def shown_neighbours(
+    dataset: Glyphs | ImageSet,
+    label: str,
+    queries: Mapping[str, Sequence[tuple[int, NDArray[Any]]]],
+) -> str:
+    """Queries with their nearest images, by the titles of their sections."""
+    sections = {
+        title: {
+            (int(row), ""): [_pictures(dataset, row, near) | {"method": label}]
+            for row, near in members
+        }
+        for title, members in queries.items()
+    }
+    return _sections(sections, [label], opened={title: title for title in sections})
+
+
 def _of_different_classes(chosen: NDArray[np.bool_], classes: NDArray[Any]) -> list[int]:
     """The chosen rows, the first one of each class before the others."""
     rows = np.flatnonzero(chosen)

@@ -1,13 +1,13 @@
-"""The first sentences of a study's pages: which method helps, by how much, and what it costs."""
+"""The first sentences of a study's page: which method helps, by how much, and what it costs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from benchmarks.datasets import queries_text
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.study_choice import Choice, choose, measured
-from benchmarks.reporting.untrained_rows import advice_untrained, beside_untrained, untrained_row
+from benchmarks.reporting.study_choice import Choice, choose
+from benchmarks.reporting.untrained_rows import beside_untrained, only_untrained, untrained_row
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, percent
 from benchmarks.settings import Comparison, StudyFile
 
@@ -32,86 +32,6 @@ def cost(results: Results, comparison: Comparison) -> float | None:
     )
     known = better and than and all([*better, *than])
     return float(np.median(than) / np.median(better)) if known else None
-
-
-def advice(
-    study: StudyFile, findings: Sequence[Finding], results: Results, labels: Mapping[str, str]
-) -> list[str]:
-    """What to use, in plain sentences: by how much it is better, what it costs, how sure that is.
-
-    Args:
-        labels: The names of the rows' methods.
-    """
-    choice = choose(study, findings, results)
-    left_out = [text for text in asked(results[choice.row].values()) if "," in text]
-    left_out = [f"The test has {text}." for text in left_out]
-    if choice.row in study.untrained():
-        return [*advice_untrained(study, choice.training, results, labels), *left_out]
-    if choice.finding is None:
-        return ["Nothing is decided yet: no main comparison has a result."]
-    row, finding = choice.row, choice.finding
-    comparison, tested, label = finding.comparison, finding.difference, labels[row]
-    lost = _lost(study, choice, results, label, digits=1)
-    train = "If you train all the same, do so with" if lost else "Train with"
-    better, than = comparison.rows()
-    metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
-    main = measured(findings)
-    score, unseen = percent(results[row], study.primary), "on classes it was not trained on"
-    if finding.is_gain and row == better:
-        spent = ""
-        if ratio := cost(results, comparison):
-            about_same = 0.95 < ratio < 1.05
-            times = "in about the same" if about_same else f"for {ratio:.2g} times the"
-            spent = f", {times} training time"
-        beside = f"the {labels[than]}" if finding is choice.training else f"{labels[than]} alone"
-        told = [
-            f"{train} {label}: {unseen} it is {tested.mean:.1f} points better than {beside}, by {metric}{spent}."
-        ]
-        if tested.has_interval:
-            low, high = tested.limits()
-            told.append(
-                f"How sure: over {seeds} repeated trainings, the gain is between {low:.1f} and {high:.1f} points, "
-                "with a confidence of 95 %."
-            )
-        points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
-        if Word.LESS in finding.words:
-            told.append(f"This is a small gain, less than {points}.")
-        elif Word.WORTH not in finding.words:
-            told.append(
-                f"The gain may be less than {points}, so that it is hardly worth a longer training."
-            )
-    else:
-        clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE, Word.AS_GOOD, Word.WORSE}
-        few = not all(f.is_gain or clear & {*f.words} for f in main)
-        why = "none of the methods is worth having here"
-        if few:
-            why = "there is too little data to tell if any of the methods helps"
-        told = [
-            f"{train} {label} alone: {why}.",
-            f"{unseen[0].upper()}{unseen[1:]} its {metric_name(study.primary)} is {score:.1f} %.",
-        ]
-        if tested.has_interval:
-            limit, gain = tested.limits()[1], "any gain"
-            if limit > 0:
-                gain = f"a gain of more than {max(limit, 0.1):.1f} points"
-            told.append(
-                f"How sure: {gain} is unlikely, even for {labels[better]}, which could gain the most over it (95 % "
-                "confidence)."
-            )
-        if few:
-            more = ", or more trainings" * (study.seeds.count < MANY)
-            told.append(f"More classes would tell{more}.")
-    means = {r: percent(results[r], study.primary) for f in main for r in f.comparison.rows()}
-    top = max(means, key=means.__getitem__)
-    if means[top] > score and not study.has_blocks():
-        alone = "" if top in {f.comparison.rows()[0] for f in main} else " alone"
-        told.append(
-            f"But {labels[top]}{alone} has {means[top]:.1f} % here, and {label} {score:.1f} %; no test shows that "
-            "it is better."
-        )
-    if choice.training is not None and choice.training is not finding:
-        told.append(beside_untrained(choice.training, labels))
-    return [*lost, *told, *left_out, *_before(study, choice, results, label, digits=1)]
 
 
 def asked(runs: Iterable[Result]) -> list[str]:
@@ -141,7 +61,7 @@ def answer(
             told = beside_untrained(training)
             sentences.append(told if training.is_gain else f"**{told}**")
         elif choice.row in study.untrained():
-            sentences += advice_untrained(study, None, results, rows)
+            sentences.append(only_untrained(study, results))
     if gains and papers:
         which = "The comparison" if one else f"{len(gains)} {of}"
         sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
@@ -196,22 +116,17 @@ def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     )
 
 
-def _lost(
-    study: StudyFile, choice: Choice, results: Results, name: str, digits: int = 2
-) -> list[str]:
+def _lost(study: StudyFile, choice: Choice, results: Results, name: str) -> list[str]:
     """What the recommended training lost against the untrained network; nothing if it did not lose."""
     if choice.untrained is None or (metric := choice.untrained.lost(study.primary)) is None:
         return []
-    lost, score = choice.untrained.told(study.primary, digits), percent(results[choice.row], metric)
-    sentence = (
-        f"{lost[0].upper()}{lost[1:]}: with {name}, {metric_name(metric)} is {score:.{digits}f} %."
-    )
-    return [sentence if digits == 1 else f"**{sentence}**"]
+    lost, score = choice.untrained.told(study.primary), percent(results[choice.row], metric)
+    return [
+        f"**{lost[0].upper()}{lost[1:]}: with {name}, {metric_name(metric)} is {score:.2f} %.**"
+    ]
 
 
-def _before(
-    study: StudyFile, choice: Choice, results: Results, name: str, digits: int = 2
-) -> list[str]:
+def _before(study: StudyFile, choice: Choice, results: Results, name: str) -> list[str]:
     """The network as it is, beside the recommended one; nothing if that lost, which is said at once."""
     untrained = choice.untrained
     if untrained is None or untrained.lost(study.primary) or study.primary not in untrained.metrics:
@@ -223,7 +138,7 @@ def _before(
         100 * untrained.metrics[study.primary],
         percent(results[choice.row], study.primary),
     )
-    return [f"The {which} has {before:.{digits}f} %, that of {name} {after:.{digits}f} %."]
+    return [f"The {which} has {before:.2f} %, that of {name} {after:.2f} %."]
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:

@@ -14,16 +14,12 @@ class Choice:
     """What a study recommends. Whatever names, marks or pictures the best network asks for it here."""
 
     row: str
-    finding: Finding | None  # the comparison behind it; None if no main one has a result
+    finding: (
+        Finding | None
+    )  # beside which row it stands everywhere; None if no main one has a result
     untrained: Untrained | None = None  # what the row's networks were before training, at best
     training: Finding | None = None  # the best training beside the best row that trains nothing
-
-    def stars(self, finding: Finding) -> list[bool]:
-        """For each side of a comparison, True if it is the recommended row in the comparison behind it."""
-        behind = (
-            self.finding is not None and self.finding.comparison.name == finding.comparison.name
-        )
-        return [behind and row == self.row for row in finding.comparison.rows()]
+    method: Finding | None = None  # the main comparison that comes nearest to the recommended row
 
 
 def measured(findings: Sequence[Finding]) -> list[Finding]:
@@ -50,10 +46,10 @@ def choose(study: StudyFile, findings: Sequence[Finding], results: Results) -> C
     else:
         row, untrained = training.comparison.better, None
     gains = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
-    if gains:
-        return Choice(row, max(gains, key=lambda f: f.difference.mean), untrained, training)
     alone = [f for f in main if f.comparison.rows()[1] == row]
-    return Choice(row, max(alone, key=_most, default=training), untrained, training)
+    method = max(gains, key=lambda f: f.difference.mean, default=None)
+    method = method or max(alone, key=_most, default=None)
+    return Choice(row, training or method, untrained, training, method)
 
 
 def _best_training(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:

@@ -11,16 +11,20 @@ from markupsafe import Markup, escape
 
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
-from benchmarks.reporting.study_answer import advice, cost
-from benchmarks.reporting.study_choice import Choice, choose
+from benchmarks.reporting.study_advice import NEAREST
+from benchmarks.reporting.study_answer import cost
+from benchmarks.reporting.study_choice import choose
+from benchmarks.reporting.study_classes import Section
 from benchmarks.reporting.study_page import Tried, study_content, verdict
-from benchmarks.reporting.svg import colour_of, forests
+from benchmarks.reporting.svg import colour_of, forest, forests
 from benchmarks.reporting.templates import fill
+from benchmarks.reporting.untrained_rows import beyond_untrained
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, outputs_of
 from benchmarks.settings import Comparison, StudyFile
 
 FIGURES = {
-    "": "The differences, with their 95 % intervals",
+    "_training": "What training gains over the untrained network, with 95 % intervals",
+    "": "What each method gains over its own base, with 95 % intervals",
     "_curves": "Over the steps of a training",
     "_mechanisms": "Mechanisms and own claims",
     "_cosines": "Cosines of features over the steps of a training",
@@ -39,8 +43,10 @@ def study_html(
     registration: str,
     command: str,
     steps: Mapping[str, str],
+    told: Sequence[str],
     neighbours: str = "",
     known: Sequence[str] = (),
+    sections: Sequence[Section] = (),
 ) -> str:
     """The page in HTML; other arguments as for `study_page`.
 
@@ -48,13 +54,19 @@ def study_html(
         figures: Those of `study_figures`; the differences are drawn anew, with the methods' names.
         labels: The names of the rows' methods.
         steps: What to do next: {title: command}.
+        told: The sentences of `advice`.
         neighbours: The section of nearest neighbours, in HTML; default: none.
         known: How well the recommended network tells known from unknown photographs, in sentences.
+        sections: On the classes of the images.
     """
-    lead, *more = advice(study, findings, results, labels)
-    choice = choose(study, findings, results)
+    row = choose(study, findings, results).row
+    labels = {**labels, row: f"{labels[row]}\N{NO-BREAK SPACE}★"}
+    training = beyond_untrained(study, findings, results)
+    _, training = neutral(study, [_as_main(finding) for finding in training], labels)
     study, findings = neutral(study, findings, labels)
     drawn = {**figures, **forests(study, findings, right="better")}
+    if training:
+        drawn["_training"] = forest(study, training, right="better")
     main = [of for of in findings if of.comparison.family == MAIN]
 
     def image(svg: bytes) -> str:  # by itself: its styles do not meet those of another
@@ -63,13 +75,13 @@ def study_html(
     return fill(
         Path(__file__).with_name("study_page.html"),
         **study_content(study, findings, results, tried, registration, command),
-        lead=lead,
-        more=more,
+        told=told,
         neighbours=neighbours,
         known=known,
-        methods=methods(study, main, results, labels, choice),
-        starred=any(any(choice.stars(finding)) for finding in main),
-        figures={name: (FIGURES[name], image(of)) for name, of in drawn.items()},
+        sections=sections,
+        methods=methods(study, main, results, labels, row),
+        networks=methods(study, training, results, labels, row),
+        figures={name: (FIGURES[name], image(of)) for name, of in drawn.items() if of},
         steps=steps,
         marks=marks,
     )
@@ -90,14 +102,19 @@ def neutral(
     return study, [replace(one, comparison=named(one.comparison)) for one in findings]
 
 
+def _as_main(finding: Finding) -> Finding:
+    """One that is drawn, and without the heading of a family."""
+    return replace(finding, comparison=replace(finding.comparison, family=MAIN))
+
+
 def methods(
     study: StudyFile,
     findings: Sequence[Finding],
     results: Results,
     labels: Mapping[str, str],
-    choice: Choice,
+    best: str,
 ) -> list[dict[str, Any]]:
-    """Each comparison's cells: base and method with their means, what was found, its colour, and the stars."""
+    """Each comparison's cells: base and method with their means, what was found, its colour, and what is best."""
     rows = []
     for finding in findings:
         comparison, tested = finding.comparison, finding.tested
@@ -111,7 +128,12 @@ def methods(
             "means": [
                 _mean(results, side, metric) for side in (comparison.than, comparison.better)
             ],
-            "stars": choice.stars(finding)[::-1],
+            "right": [
+                _mean(results, side, NEAREST) for side in (comparison.than, comparison.better)
+            ]
+            if metric != NEAREST
+            else [],
+            "best": [side == best for side in (base, method)],
             "is_gain": finding.is_gain,
             "difference": f"{tested.mean:+.1f}" if tested else cells["difference"],
             "limits": tested.limits() if tested and tested.has_interval else None,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.reporting.names import UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
+from benchmarks.reporting.study_classes import Section
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.untrained_rows import beyond_untrained
@@ -28,7 +29,6 @@ from benchmarks.reporting.verdicts import (
 )
 from benchmarks.settings import CONTROL, StudyFile
 
-# Metrics of the rows' table.
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
 
 MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}  # of intervals
@@ -68,6 +68,8 @@ def study_page(
     protocols: str = "protocols.md",
     command: str | None = None,
     known: Sequence[str] = (),
+    told: Sequence[str] = (),
+    sections: Sequence[Section] = (),
 ) -> str:
     """The page in Markdown.
 
@@ -76,11 +78,11 @@ def study_page(
         figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
         command: The command that measures it again; default: that of a study that comes with the runner.
-        known: How well the recommended network tells known from unknown photographs, in sentences.
+        known, told, sections: Of one's own images, as for `study_html`; without `told`, `answer` opens the page.
     """
     content = study_content(study, findings, results, tried, registration, command)
-    template = Path(__file__).with_suffix(".md")
-    page = fill(template, **content, figures=figures, protocols=protocols, known=known)
+    content |= {"figures": figures, "protocols": protocols, "known": known, "told": told}
+    page = fill(Path(__file__).with_suffix(".md"), **content, sections=sections)
     return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 

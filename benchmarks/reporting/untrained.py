@@ -23,6 +23,7 @@ class Untrained:
     name: str  # of its row; "" of the whole network at its start
     metrics: Metrics  # means over runs
     gains: Metrics  # of the trained embeddings; negative where training lost
+    output: str  # whose results these are, in `untrained_of`
 
     def lost(self, metric: str) -> str | None:
         """The metric by which training lost: this one, or else the one that is chosen by; None if by neither."""
@@ -50,21 +51,21 @@ def best_untrained(*records: Mapping[str, Any], metric: str = CHOSEN_BY) -> Untr
         metric: What chooses where a record lacks MAP@R.
     """
     trained = [record for record in records if record.get("metrics") and record.get("steps") != 0]
-    runs = [(record["metrics"], _measured(record)) for record in trained]
+    runs = [(record["metrics"], untrained_of(record)) for record in trained]
     found = []
     for name in dict.fromkeys(chain(*(measured for _, measured in runs))):
         pairs = [(trained, measured[name]) for trained, measured in runs if name in measured]
         after, metrics = map(_means, zip(*pairs, strict=True))
         gains = {m: after[m] - value for m, value in metrics.items() if m in after}
         shown = "" if name == START else row_name("", name, records[0].get("config"))
-        found.append(Untrained(shown, metrics, gains))
+        found.append(Untrained(shown, metrics, gains, name))
     for by in (CHOSEN_BY, metric):
         if known := [one for one in found if isfinite(one.metrics.get(by, np.nan))]:
             return max(known, key=lambda one: one.metrics[by])
     return None
 
 
-def _measured(record: Mapping[str, Any]) -> dict[str, Metrics]:
+def untrained_of(record: Mapping[str, Any]) -> dict[str, Metrics]:
     """A record's results of untrained networks."""
     tested = {START: record.get(START), **(record.get("outputs") or {})}
     return {

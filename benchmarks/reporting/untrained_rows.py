@@ -1,6 +1,6 @@
 """The untrained network of a study, which its trainings must beat: by how much, and how sure that is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.reporting.names import metric_name
@@ -34,47 +34,20 @@ def beyond_untrained(
     return judge(replace(study, comparisons=comparisons), results, registered=registered)
 
 
-def advice_untrained(
-    study: StudyFile, finding: Finding | None, results: Results, labels: Mapping[str, str]
-) -> list[str]:
-    """Sentences that advise the best untrained row.
-
-    Args:
-        finding: The best training beside it; None before any training.
-    """
-    row, metric = untrained_row(study, results), metric_name(study.primary)
-    assert row is not None
-    if finding is None:
-        rows = {
-            labels[of]: percent(results[of], study.primary)
-            for of in study.untrained()
-            if results.get(of)
-        }
-        features = percent(results[row], study.primary, "untrained_features")
-        rows |= {"all pooled features": features} if features else {}
-        shown = "; ".join(f"{label}: {value:.1f} %" for label, value in rows.items())
-        return [
-            f"Before any training, by {metric} on the test classes: {shown}.",
-            "Trainings have to beat that.",
-        ]
-    trained = finding.comparison.better
-    score, best = (percent(results[side], study.primary) for side in (row, trained))
-    told = [
-        f"Train nothing, and take the {labels[row]}: no training is shown to beat it here.",
-        f"On classes that it was not made from, its {metric} is {score:.1f} %; that of the best training, "
-        f"{labels[trained]}, {best:.1f} %.",
-    ]
-    if finding.tested is not None and finding.tested.has_interval:
-        low, high = finding.tested.limits()
-        sure = f"How sure: training changes it by {low:+.1f} to {high:+.1f} points, with a confidence of 95 %."
-        told.append(sure + " More classes would tell." * (high > 0))
-    return told
+def only_untrained(study: StudyFile, results: Results) -> str:
+    """A sentence on the rows that train nothing, before any training is compared."""
+    shown = "; ".join(
+        f"`{row}`: {percent(results[row], study.primary):.1f} %"
+        for row in study.untrained()
+        if results.get(row)
+    )
+    metric = metric_name(study.primary)
+    return f"Before any training, by {metric} on the test classes: {shown}. Trainings have to beat that."
 
 
-def beside_untrained(finding: Finding, names: Mapping[str, str] | None = None) -> str:
-    """A sentence on what a training gains or loses, with the names of rows; default: the rows themselves."""
-    better, than = ((names or {}).get(row, f"`{row}`") for row in finding.comparison.rows())
-    than = f"the {than}" if names else than
+def beside_untrained(finding: Finding) -> str:
+    """A sentence on what a training gains or loses beside the best row that trains nothing."""
+    better, than = (f"`{row}`" for row in finding.comparison.rows())
     if finding.tested is None:
         return f"{better} diverged; {than} did not."
     gain, limits = finding.tested.mean, ""

@@ -24,4 +24,8 @@ from .search import (
     Search as Search,
     read_space as read_space,
 )
+from .showing import (
+    setup as setup,
+    shown as shown,
+)
 from .study import Study as Study

@@ -64,9 +64,14 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(STUDY))
     study = ["-m", "benchmarks.study", "mine.yaml", f"--data.root={photographs}"]
     first = done([sys.executable, *study, "--", *TINY], tmp_path)
-    assert "Before any training, by MAP@R on the test classes: untrained network: " in first
+    assert "Best so far: untrained network. Nothing is trained yet" in first
+    lead = re.findall(
+        r"^For \d+ of 100 photographs of new classes, .* \(60 queries\)\.$", first, re.M
+    )
+    assert len(lead) == 2, "before the trainings and after them"
     page = (tmp_path / "runs" / "studies" / "mine" / "study.html").read_text()
     assert "Does HORDE help?" in page and "What that looks like" in page
+    assert lead[1] in page and "Class by class" in page and "Classes that are confused" in page
     assert "Known or unknown?" in page and "Known or unknown?" in first
     second = done(printed(first, "Fit the recommended method on all classes"), tmp_path)
     export = printed(second, "Export the recommended network")

@@ -19,6 +19,7 @@ from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
 from benchmarks.reporting.identification import judge
+from benchmarks.reporting.study_classes import confused
 from benchmarks.settings import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
@@ -379,6 +380,10 @@ def test_queries_for_which_one_of_two_networks_is_right(tmp_path):
     assert asked == [[("1", "a"), ("2", "a")], [("4", "b")]]
     same = differing_neighbours({"one": runs["old"], "two": runs["old"]}, Images())
     assert "0 with one alone, 0 with two alone" in same and same.count("<p") == 1
+    [section] = confused(runs["old"], Images(), "old")
+    assert "3 of 6 queries" in section.text
+    assert section.table.rows == [["a", "b", "3 of 6", "2", "1"]]
+    assert re.findall(r'alt="query: (\d), class (.)"', section.pictures) == [("1", "a"), ("2", "a")]
 
 
 HOSTILE = "a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"

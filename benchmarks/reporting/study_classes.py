@@ -1,0 +1,97 @@
+"""Which classes a recommended network finds, and which it takes for each other."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.console import printable
+from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.records import Run, damage_named
+from benchmarks.reporting.figures import shown_neighbours
+from benchmarks.reporting.table import Table
+from benchmarks.reporting.verdicts import Result
+
+MOST = 50  # classes in the table
+
+PAIRS, PICTURED, EACH = 10, 4, 2  # pairs of classes, those with pictures, and queries of each
+
+
+class Section(NamedTuple):
+    """A part of a page that is folded where the format can."""
+
+    title: str
+    text: str
+    table: Table
+    pictures: str = ""  # in HTML
+
+
+def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> list[Section]:
+    """The classes of a row's tests, the worst first; nothing if the runs did not store them.
+
+    Args:
+        names: Of the classes of the test.
+        label: The name of the row's method.
+    """
+    stored = [run["per_class"] for run in runs.values() if run.get("per_class")]
+    if not stored or len(stored[0]["queries"]) != len(names):
+        return []
+    queries, right, precision = (
+        np.mean([of[key] for of in stored], axis=0)
+        for key in ("queries", "recall_at_1", "mean_average_precision_at_r")
+    )
+    order = sorted(np.flatnonzero(queries).tolist(), key=lambda k: (right[k], precision[k]))
+    rows = [
+        [
+            printable(names[k]),
+            f"{queries[k]:.0f}",
+            f"{right[k] / 100:.1f}",
+            f"{precision[k] / 100:.1f}",
+        ]
+        for k in order[:MOST]
+    ]
+    header = ["class", "queries", "right at rank 1 (%)", "MAP@R (%)"]
+    fewer = f" These are the {MOST} worst of {len(order)}." if len(order) > MOST else ""
+    text = f"With {label}, means over {len(stored)} trainings, the worst class first.{fewer}"
+    return [Section("Class by class", text, Table(header, rows))]
+
+
+def confused(run: Run, dataset: Glyphs | ImageSet, label: str) -> list[Section]:
+    """The pairs of classes of which one was most often nearest to the other; nothing if there are none."""
+    labels, names = dataset.labels.numpy(), [*map(printable, dataset.class_names)]
+    with damage_named(path := run.file("neighbours.npz")), np.load(path) as arrays:
+        queries, near = arrays["queries"], arrays["neighbours"]
+    own, nearest = labels[queries], labels[near[:, 0]]
+    wrong = own != nearest
+    counts = Counter(zip(own[wrong].tolist(), nearest[wrong].tolist(), strict=True))
+    pairs = Counter[tuple[int, int]]()
+    for (a, b), count in counts.items():
+        pairs[min(a, b), max(a, b)] += count
+    if not pairs:
+        return []
+    rows = []
+    pictures: dict[str, list[tuple[int, NDArray[Any]]]] = {}
+    for (a, b), count in pairs.most_common(PAIRS):
+        if counts[a, b] < counts[b, a]:
+            a, b = b, a
+        asked = np.isin(own, (a, b)).sum()
+        rows.append(
+            [names[a], names[b], f"{count} of {asked}", f"{counts[a, b]}", f"{counts[b, a]}"]
+        )
+        of_pair = np.flatnonzero(wrong & np.isin(own, (a, b)) & np.isin(nearest, (a, b)))
+        if len(pictures) < PICTURED:
+            title = f"{names[a]} and {names[b]}"
+            pictures[title] = [(queries[q], near[q]) for q in of_pair[:EACH]]
+    header = ["class", "and class", "confused", "first for second", "second for first"]
+    text = (
+        f"With {label}, first training: for {wrong.sum()} of {len(queries)} queries, the nearest photograph is of "
+        "another class. The pairs of classes that were confused most often:"
+    )
+    table = Table(header, rows, names=2)
+    return [
+        Section(
+            "Classes that are confused", text, table, shown_neighbours(dataset, label, pictures)
+        )
+    ]
