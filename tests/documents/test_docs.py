@@ -5,13 +5,11 @@ import os
 import re
 import runpy
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import fake_transformers
 from tests.support.processes import ROOT, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,8 +43,6 @@ assert NOTEBOOKS
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    if find_spec("transformers") is None:
-        monkeypatch.setitem(sys.modules, "transformers", fake_transformers)
     script = tmp_path / f"{page.stem}.py"
     script.write_text("\n".join(EXAMPLES[page]))
     runpy.run_path(str(script), run_name="__main__")
