@@ -47,10 +47,10 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
 def setup(study: Study, row: str) -> list[str]:
     """What else could be tried, and what measured a row's network: trunk, pixels, frozen stages, time, hardware."""
     record = study.tests(row)[0].record() or {}
-    if "hardware" not in record:
+    if "gpus" not in record.get("hardware", {}):
         return []
     config, hardware = record["config"], record["hardware"]
-    model, pixels = config["model"], record["data"]["image_size"]
+    model, pixels = config["model"], record["data"].get("image_size", "")
     options = ["another trunk (`--model.trunk=NAME`)"]
     if config["data"]["dataset"] != "glyphs":
         options.append("larger images (`--data.image_size=PIXELS` and `--data.resize=PIXELS`)")
@@ -73,5 +73,5 @@ def setup(study: Study, row: str) -> list[str]:
     spent = f"The study took {len(kept)} trainings, {time}, on {machine}."
     return [
         f"Not tried here: {', '.join(options)}; append them behind `--`, and give another folder as `--runs`.",
-        f"Network: {model['trunk']}, images of {pixels} x {pixels} pixels, {frozen}. {spent}",
+        f"Network: {model['trunk']}{pixels and f', images of {pixels} x {pixels} pixels'}, {frozen}. {spent}",
     ]

@@ -135,7 +135,7 @@ def test_the_untrained_network_is_shown_first_and_recommended_unless_it_is_beate
     def train(jobs: list[Job]) -> None:
         for job in jobs:
             steps, split = job.config["optimization"]["steps"], job.config["data"]["split"]
-            assert not made or not steps or "`raw`: 90.0 %" in Path("toy.md").read_text()
+            assert not made or not steps or "For 90 of 100 " in Path("toy.md").read_text()
             made.append((steps, split))
             finish(job, 0.9 if steps == 0 else 0.5)
 
@@ -143,7 +143,7 @@ def test_the_untrained_network_is_shown_first_and_recommended_unless_it_is_beate
     assert command("--finish", "--", "--optimization.steps=3") == 0
     assert made == [(0, "test")] * 2 + [(3, "test")] * 6 + [(0, "all")]
     told = capsys.readouterr().out
-    assert "Before any training, by Recall@1" in told and "Train nothing, and take the raw:" in told
+    assert "Best so far: raw" in told and "Recommended: raw. Train nothing: " in told
 
 
 def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, capsys):
