@@ -20,8 +20,15 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
         "sections": [],
         "neighbours": "",
     }
+    results = {job.seed: result for job in tests if (result := study.results.of(job))}
+    rows = [choice.row]
+    if choice.finding is not None:
+        rows += [row for row in choice.finding.comparison.rows() if row != choice.row]
+    folders = {labels[row]: study.tests(row)[0].folder for row in rows}
+    pictured = all((folder / "neighbours.npz").is_file() for folder in folders.values())
     data = job.experiment.data
-    if not (data.dataset == "glyphs" or data.root.is_dir()):
+    asked = pictured or any(result.get("per_class") for result in results.values())
+    if not asked or not (data.dataset == "glyphs" or data.root.is_dir()):
         return about
     images = building.build_datasets(data, seed=job.seed).test
     if isinstance(images, datasets.ImageSet):
@@ -29,13 +36,8 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
         images.views = datasets.ImageViews(
             image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
-    results = {job.seed: result for job in tests if (result := study.results.of(job))}
     about["sections"] += reporting.by_class(results, images.class_names, label)
-    rows = [choice.row]
-    if choice.finding is not None:
-        rows += [row for row in choice.finding.comparison.rows() if row != choice.row]
-    folders = {labels[row]: study.tests(row)[0].folder for row in rows}
-    if not all((folder / "neighbours.npz").is_file() for folder in folders.values()):
+    if not pictured:
         return about
     runs = {label: records.load_run(folder) for label, folder in folders.items()}
     about["sections"] += reporting.confused(runs[label], images, label)
