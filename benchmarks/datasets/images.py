@@ -103,7 +103,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         alike = defaultdict(list)
         for *key, group in zip(pixels, self.labels.tolist(), groups, strict=True):
             alike[tuple(key)].append(group)
-        return sum(len(found) for found in alike.values() if len({*found}) > 1)
+        return sum(len(copies) for copies in alike.values() if len({*copies}) > 1)
 
     @property
     def digests(self) -> list[ImageDigests]:

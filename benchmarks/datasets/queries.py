@@ -12,7 +12,7 @@ from pml_regularizers.metrics.ranks import count_right
 
 @dataclass(frozen=True)
 class Ranking:
-    """Which of n images are searched for which others; an image is never ranked for itself.
+    """Queries and gallery among n images; an image is never ranked against itself.
 
     Args:
         queries, gallery: (n,) bool. An image may be in both.
@@ -120,7 +120,7 @@ def queries_text(asked: int, unanswered: int) -> str:
 
 
 def leaving_text(camera: str | None, sequence: str | None) -> str:
-    """Which images leave the rankings, by the columns of `Data`; empty if none do.
+    """A sentence on the images that leave the rankings, by the columns of `Data`; empty if there are none.
 
     >>> leaving_text("camera_id", None)
     'images of a query's class and camera (column camera_id) leave its ranking'

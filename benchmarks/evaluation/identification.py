@@ -18,7 +18,7 @@ Queries that share classes are not independent: the 95 % intervals are over clas
 `verification`, which leaves a group of classes out of queries and gallery.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,11 +28,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.datasets import Ranking
+from benchmarks.evaluation.verification import half_width, own_share
 
 BLOCK_ROWS = 2048  # a block of similarities takes 16 MiB
 GROUPS = 50
@@ -164,16 +164,11 @@ def _row(rate: float, scores: Scores, left: Sequence[Scores]) -> dict[str, Any]:
     row["true_positives"], row["misnamed"] = scores.named(threshold)
     if threshold <= 1 - TIE:  # above, only copies are
         row["threshold"] = threshold
-
-    def half_width(measured: Callable[[Scores], float]) -> float | None:
-        values = [measured(one) for one in left]
-        if not values:
-            return None
-        t = stdtrit(len(values) - 1, 0.975)
-        return float(t * np.sqrt((len(values) - 1) * np.var(values)))
-
-    row["false_positives_half_width"] = half_width(lambda one: one.false_positives(threshold))
-    row["true_positives_half_width"] = half_width(lambda one: one.named(one.threshold(rate))[0])
+    if left:
+        false = [fewer.false_positives(threshold) for fewer in left]
+        true = [fewer.named(fewer.threshold(rate))[0] for fewer in left]
+        row["false_positives_half_width"] = half_width(false)
+        row["true_positives_half_width"] = half_width(true)
     return row
 
 
@@ -191,12 +186,9 @@ def best_scores(
     of_groups = ((g, gallery[groups[gallery] == g]) for g in range(count))
     parts = [(g, block) for g, images in of_groups for block in images.split(BLOCK_ROWS)]
     parts = [(g, block) for g, block in parts if len(block)]
-    first, processes = 0, 1
-    if accelerator is not None:
-        first, processes = accelerator.process_index, accelerator.num_processes
     # On the CPU in float32, whose rounding is far below `TIE`: a GPU may round to far fewer digits.
     unit = normalize(vectors.double()).float()
-    for block, rows in [*enumerate(queries.split(BLOCK_ROWS))][first::processes]:
+    for block, rows in own_share([*enumerate(queries.split(BLOCK_ROWS))], accelerator):
         own = torch.full((len(rows),), -torch.inf)
         others = torch.full((len(rows), count), -torch.inf)
         for group, columns in parts:

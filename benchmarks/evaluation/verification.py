@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ FALSE_ACCEPTS = (0.01, 0.001, 0.0001)
 EXPECTED = 10  # false accepts, at least, for a threshold: fewer would be chance
 
 Counts = NDArray[np.int64]
+Block = TypeVar("Block")
 
 
 def verify(
@@ -87,11 +88,8 @@ def verify(
     def estimated(values: Sequence[float], name: str) -> dict[str, Any]:
         whole, *left = values
         known = left and np.isfinite(left).all()
-        half_width = None
-        if known and np.isfinite(whole):
-            t = stdtrit(len(left) - 1, 0.975)
-            half_width = float(t * np.sqrt((len(left) - 1) * np.var(left)))
-        return {name: whole if np.isfinite(whole) else None, f"{name}_half_width": half_width}
+        wide = half_width(left) if known and np.isfinite(whole) else None
+        return {name: whole if np.isfinite(whole) else None, f"{name}_half_width": wide}
 
     rows: list[dict[str, Any]] = []
     for rate in rates:
@@ -104,6 +102,19 @@ def verify(
     counts |= {"same_pairs": same_pairs, "other_pairs": other_pairs}
     area = estimated([_area(*sample) for sample in used], "area")
     return {**counts, **area, "rates": rows}
+
+
+def half_width(left: Sequence[float]) -> float:
+    """Half-width of the jackknife's 95 % interval, by the values without each group of classes."""
+    t = stdtrit(len(left) - 1, 0.975)
+    return float(t * np.sqrt((len(left) - 1) * np.var(left)))
+
+
+def own_share(blocks: Sequence[Block], accelerator: Accelerator | None) -> Sequence[Block]:
+    """The blocks that this process measures."""
+    if accelerator is None:
+        return blocks
+    return blocks[accelerator.process_index :: accelerator.num_processes]
 
 
 def _area(same: Counts, other: Counts) -> float:
@@ -138,9 +149,7 @@ def _counted(
     ranking = ranking or Ranking.of_all(len(labels))
     if ranking.groups is not None:
         ranking = replace(ranking, groups=ranking.groups.to(device))
-    blocks = [*_blocks(groups, count, ranking)]
-    if accelerator is not None:
-        blocks = blocks[accelerator.process_index :: accelerator.num_processes]
+    blocks = own_share([*_blocks(groups, count, ranking)], accelerator)
     for (a, rows), (b, columns), within in blocks:
         rows, columns = rows.to(device), columns.to(device)
         similarities = unit[rows] @ unit[columns].T

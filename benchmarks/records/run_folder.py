@@ -133,15 +133,15 @@ def load_best(
 def run_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], *, recorded: bool = False
 ) -> list[Change]:
-    """What makes two runs, by their identities, others: only what can change the result, unless `recorded`.
+    """The differences between two runs' identities that can change the result; with `recorded`, all of them.
 
     What one of them does not have is not compared: a job has no images yet, and older code recorded no content.
     """
     keys = [key for key in ("seed", "data", "content", "weights") if key in before and key in now]
     known = [key for key in keys if key != "content" or None not in (before[key], now[key])]
-    found = [Change(key, before[key], now[key]) for key in known if before[key] != now[key]]
+    changes = [Change(key, before[key], now[key]) for key in known if before[key] != now[key]]
     compared = config_changes if recorded else changes_of_results
-    return [*found, *compared(before["config"], now["config"])]
+    return [*changes, *compared(before["config"], now["config"])]
 
 
 def _check_identity(

@@ -23,6 +23,7 @@ from .study_classes import (
     Section as Section,
     by_class as by_class,
     confused as confused,
+    stored_by_class as stored_by_class,
 )
 from .study_html import study_html as study_html
 from .study_page import (

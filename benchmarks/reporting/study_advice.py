@@ -1,4 +1,4 @@
-"""What a study of one's own images says first: how good the network is, what to use, and what would help more."""
+"""The first sentences of a study of one's own images: how good the network is, what to use, what may help more."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired, assess
 from benchmarks.reporting.study_answer import MANY, asked, cost
 from benchmarks.reporting.study_choice import Choice, choose, measured
+from benchmarks.reporting.study_classes import stored_by_class
 from benchmarks.reporting.untrained import untrained_of
 from benchmarks.reporting.verdicts import Finding, Results, Word, judge, percent
 from benchmarks.settings import CONTROL, Comparison, StudyFile
@@ -165,8 +166,10 @@ def _in_words(metric: str) -> str:
 def _others_untrained(
     study: StudyFile, row: str, results: Results, labels: Mapping[str, str]
 ) -> list[str]:
-    others = [of for of in study.untrained() if of != row and results.get(of)]
-    shown = "; ".join(f"{labels[of]}: {percent(results[of], NEAREST):.1f}" for of in others)
+    others = [other for other in study.untrained() if other != row and results.get(other)]
+    shown = "; ".join(
+        f"{labels[other]}: {percent(results[other], NEAREST):.1f}" for other in others
+    )
     return [f"Also measured, of 100: {shown}."] if shown else []
 
 
@@ -178,7 +181,7 @@ def _beside_loss(
     results: Results,
     labels: Mapping[str, str],
 ) -> list[str]:
-    """What the question asks: if a method adds to a loss, and how much one could."""
+    """The answer to the study's question: whether a method adds to a loss, and how much one could add."""
     main, row = measured(findings), choice.row
     better, than = finding.comparison.rows()
     tested, label = finding.difference, labels[row]
@@ -220,21 +223,21 @@ def _beside_loss(
 
 def _small_classes(study: StudyFile, choice: Choice, results: Results) -> list[str]:
     """If classes of few photographs are found less often; nothing if all are of one size."""
-    stored = [run["per_class"] for run in results[choice.row].values() if run.get("per_class")]
+    stored = stored_by_class(results[choice.row])
     if not stored or study.has_blocks():
         return []
     queries = np.array(stored[0]["queries"])
-    right = np.mean([of[NEAREST] for of in stored], axis=0) / 100
+    right = np.mean([classes[NEAREST] for classes in stored], axis=0) / 100
     limit = int(np.median(queries[queries > 0])) if queries.any() else 0
     few, many = (queries > 0) & (queries < limit), queries >= max(limit, 1)
     if min(few.sum(), many.sum()) < 3:
         return []
-    low, high = (np.average(right[of], weights=queries[of]) for of in (few, many))
+    low, high = (np.average(right[kind], weights=queries[kind]) for kind in (few, many))
     if high - low < LEAST_APART:
         return []
-    found = f"{low:.0f} of 100 are right, of the others {high:.0f}"
+    shares = f"{low:.0f} of 100 are right, of the others {high:.0f}"
     return [
-        f"Of classes with fewer than {limit} photographs, {found}: more photographs of a class may help."
+        f"Of classes with fewer than {limit} photographs, {shares}: more photographs of a class may help."
     ]
 
 
@@ -242,7 +245,7 @@ def _wider(study: StudyFile, choice: Choice, results: Results) -> list[str]:
     """If all features of the untrained network are better than the few numbers of an embedding."""
     runs = results[choice.row]
     whole = percent(runs, NEAREST, "untrained_features")
-    fewer = max(percent(runs, NEAREST, f"untrained_{of}") for of in ("pca", "whitened"))
+    fewer = max(percent(runs, NEAREST, f"untrained_{kind}") for kind in ("pca", "whitened"))
     if not fewer or whole - fewer < study.margin:
         return []
     numbers = f"as few of its components as an embedding has numbers {fewer:.1f}"

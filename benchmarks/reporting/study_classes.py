@@ -28,6 +28,11 @@ class Section(NamedTuple):
     pictures: str = ""  # in HTML
 
 
+def stored_by_class(runs: Mapping[int, Result]) -> list[Mapping[str, Sequence[int]]]:
+    """What the runs of a row stored by class; older code did not."""
+    return [run["per_class"] for run in runs.values() if run.get("per_class")]
+
+
 def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> list[Section]:
     """The classes of a row's tests, the worst first; nothing if the runs did not store them.
 
@@ -35,11 +40,11 @@ def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> li
         names: Of the classes of the test.
         label: The name of the row's method.
     """
-    stored = [run["per_class"] for run in runs.values() if run.get("per_class")]
+    stored = stored_by_class(runs)
     if not stored or len(stored[0]["queries"]) != len(names):
         return []
     queries, right, precision = (
-        np.mean([of[key] for of in stored], axis=0)
+        np.mean([classes[key] for classes in stored], axis=0)
         for key in ("queries", "recall_at_1", "mean_average_precision_at_r")
     )
     order = sorted(np.flatnonzero(queries).tolist(), key=lambda k: (right[k], precision[k]))

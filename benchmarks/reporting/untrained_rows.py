@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, judge, percent
@@ -24,12 +25,12 @@ def beyond_untrained(
     """
     if (than := untrained_row(study, results)) is None:
         return []
-    main = [of for of in study.comparisons if of.family == MAIN]
-    rows = dict.fromkeys(row for of in main for row in of.rows() if row not in study.untrained())
+    main = [comparison.rows() for comparison in study.comparisons if comparison.family == MAIN]
+    rows = dict.fromkeys(row for row in chain(*main) if row not in study.untrained())
     claim = "training beats the untrained network"
     comparisons = [Comparison(row, claim, row, than, family=CONTROL) for row in rows]
     registered = {
-        row: all(of.registered for of in findings if row in of.comparison.rows()) for row in rows
+        row: all(f.registered for f in findings if row in f.comparison.rows()) for row in rows
     }
     return judge(replace(study, comparisons=comparisons), results, registered=registered)
 

@@ -1,6 +1,5 @@
 """What only a study of one's own images shows: its network and machine, its classes, and pictures of neighbours."""
 
-from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -27,8 +26,9 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
     folders = {labels[row]: study.tests(row)[0].folder for row in rows}
     pictured = all((folder / "neighbours.npz").is_file() for folder in folders.values())
     data = job.experiment.data
-    asked = pictured or any(result.get("per_class") for result in results.values())
-    if not asked or not (data.dataset == "glyphs" or data.root.is_dir()):
+    if not (pictured or reporting.stored_by_class(results)) or not (
+        data.dataset == "glyphs" or data.root.is_dir()
+    ):
         return about
     images = building.build_datasets(data, seed=job.seed).test
     if isinstance(images, datasets.ImageSet):
@@ -60,10 +60,7 @@ def setup(study: Study, row: str) -> list[str]:
     if stages := model["frozen_stages"]:
         options.append(f"fewer frozen stages (`--model.frozen_stages={max(1, stages - 1)}`)")
         frozen = f"its first {stages} stages stay frozen"
-    jobs = [
-        job for of in study.rows for job in chain(*study.candidates(of).values(), study.tests(of))
-    ]
-    kept = [result for job in jobs if (result := study.results.of(job))]
+    kept = [result for job in study.known() if (result := study.results.of(job))]
     hours = sum(result["wall_time_s"] for result in kept) / 3600
     time = f"{hours:.1f} hours" if hours > 1 else f"{ceil(60 * hours)} min"
     gpus = hardware["gpus"]

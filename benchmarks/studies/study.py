@@ -191,11 +191,16 @@ class Study:
                 )
         return result
 
+    def known(self, rows: Sequence[str] | None = None) -> list[Job]:
+        """The trainings whose settings are known, because those they depend on have a result; of some rows."""
+        rows = self.rows if rows is None else rows
+        return [
+            job for row in rows for job in chain(*self.candidates(row).values(), self.tests(row))
+        ]
+
     def missing(self, rows: Sequence[str] | None = None) -> list[Job]:
-        """The trainings without a result that can run now, because those they depend on have one; of some rows."""
-        of = self.rows if rows is None else rows
-        jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in of))
-        return [job for job in jobs if self._of(job) is None]
+        """Those of them without a result."""
+        return [job for job in self.known(rows) if self._of(job) is None]
 
     def keep_finished(self) -> None:
         """Keep the results of finished runs, and then of the runs whose settings these results determine."""

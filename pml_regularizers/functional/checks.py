@@ -90,7 +90,7 @@ def offered_by(inner: nn.Module | None, name: str, outer: nn.Module) -> Any:
 
 
 def is_hidden(inner: nn.Module | None, name: str, outer: nn.Module) -> bool:
-    """True if an attribute set on a loss would hide that which it reads from the one inside."""
+    """True if setting an attribute on a wrapper would hide the one that it reads from the loss inside."""
     if (
         inner is None
         or name.startswith("_")
