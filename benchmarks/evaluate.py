@@ -20,22 +20,25 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 # Packages import late: `--help` and a misspelt setting need no torch.
-from benchmarks import (
-    building,
-    console,
-    datasets,
-    evaluation,
-    records,
-    reporting,
-    settings,
-    training,
-)
+from benchmarks.building.class_paths import resolved
+from benchmarks.console.arguments import command_parser, say
+from benchmarks.console.failures import machine_failure
+from benchmarks.console.printing import PrintableError
+from benchmarks.console.stopping import leave, signals_handled, workers_dismissed
+from benchmarks.records.files import file_digest, write_json
+from benchmarks.records.results import NonFiniteError, Run
+from benchmarks.settings.command import Command, parse
+from benchmarks.settings.data import num_workers
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.trusted import TRUST, trust
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
 
-    from benchmarks.datasets import Glyphs, ImageSet
+    from benchmarks.datasets.glyphs import Glyphs
+    from benchmarks.datasets.images import ImageSet
 
 IMAGES = {"data.dataset", "data.root", "data.table"}
 CHOICE = {
@@ -66,16 +69,14 @@ TRAINING = {
 """Settings of the training and of what needs its images or losses, with the value that leaves them out."""
 
 
-@console.signals_handled(console.leave)
+@signals_handled(leave)
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    parser = console.command_parser("evaluate", __doc__)
+    parser = command_parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of an export")
     where = "the result; default: evaluation.json in RUN, RUN-evaluation.json beside an export, then numbered"
     parser.add_argument("--output", type=Path, metavar="FILE.json", help=where)
-    parser.add_argument(
-        "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
-    )
+    parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help=TRUST)
     group = parser.add_argument_group("settings", "as benchmarks/run.py --help describes them")
     for name in SETTINGS:
         group.add_argument(f"--{name}", dest=name, metavar="VALUE", default=SUPPRESS)
@@ -83,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if others:
         parser.error(f"{others[0]}: is no setting of a test; --help lists them")
     try:
-        with console.workers_dismissed():
+        with workers_dismissed():
             return _run(options, argv)
     except Exception as error:
-        expected = isinstance(error, (console.PrintableError, OSError, records.NonFiniteError))
-        line = str(error) if expected else console.machine_failure(error)
+        expected = isinstance(error, (PrintableError, OSError, NonFiniteError))
+        line = str(error) if expected else machine_failure(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -101,13 +102,15 @@ class Test:
     network: "nn.Module"
     trunk: "nn.Module"
     about: dict[str, Any]  # facts about its training, for the record
-    experiment: settings.Experiment  # the run's, with the settings that were given
+    experiment: Experiment  # the run's, with the settings that were given
     config: dict[str, Any]  # its settings, for the record
     images: "Glyphs | ImageSet"  # without views
     are_known: bool  # if the run's record says whether it was trained on these classes
 
     @property
     def title(self) -> str:
+        from benchmarks.datasets.queries import count_queries, leaving_text, queries_text
+
         data = self.experiment.data
         classes = f"{'unseen ' * (not data.known_classes)}{data.split} classes"
         if not self.are_known:
@@ -115,9 +118,9 @@ class Test:
         elif data.split == "all":
             classes = "the classes of the training"
         counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images"
-        asked = datasets.count_queries(self.images.labels, self.images.ranking)
-        counts += f", {datasets.queries_text(*asked)}"
-        if leaving := datasets.leaving_text(data.camera, data.sequence):
+        asked = count_queries(self.images.labels, self.images.ranking)
+        counts += f", {queries_text(*asked)}"
+        if leaving := leaving_text(data.camera, data.sequence):
             counts += f"; {leaving}"
         return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
 
@@ -127,36 +130,45 @@ UNKNOWN = "The network may have been trained on some of these classes."
 
 def _run(options: Namespace, argv: Sequence[str]) -> int:
     """Test, print and write; the exit status."""
-    settings.trust(options.trust)
+    from benchmarks.records.provenance import (
+        describe_code,
+        describe_hardware,
+        describe_versions,
+        now,
+    )
+    from benchmarks.reporting.comparison import compare
+    from benchmarks.training.parts import check_parts, start
+
+    trust(options.trust)
     is_run, folder = (options.run / "run.json").exists(), options.run.absolute()
     # An export may be published, and this file holds paths.
     beside = folder.with_name(f"{folder.name}-evaluation.json")
     output: Path = options.output or _free(options.run / "evaluation.json" if is_run else beside)
     if output.exists():
-        raise settings.ConfigError(f"--output: {output} exists; choose another file")
+        raise ConfigError(f"--output: {output} exists; choose another file")
     try:
         with TemporaryFile(dir=next(path for path in output.absolute().parents if path.exists())):
             pass  # a file can be written there
     except OSError as error:
-        raise settings.ConfigError(f"--output: {output}: {error.strerror}") from error
+        raise ConfigError(f"--output: {output}: {error.strerror}") from error
     given = {name: value for name in SETTINGS if (value := vars(options).get(name)) is not None}
     test = (_of_run if is_run else _of_export)(options.run, given)
-    training.check_parts(test.experiment.evaluation, test.images)
-    accelerator = training.start(test.experiment)
+    check_parts(test.experiment.evaluation, test.images)
+    accelerator = start(test.experiment)
     try:
         info = _tested(test, accelerator)
         if accelerator.is_main_process:
-            run = records.Run(options.run, {**info, "steps": info["steps"] or 0})  # unknown ones
+            run = Run(options.run, {**info, "steps": info["steps"] or 0})  # unknown ones
             command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
-            session = {"command": command, **records.describe_code(), "finished": records.now()}
-            session |= {"versions": records.describe_versions()}
-            session |= {"hardware": records.describe_hardware()}
+            session = {"command": command, **describe_code(), "finished": now()}
+            session |= {"versions": describe_versions()}
+            session |= {"hardware": describe_hardware()}
             output.parent.mkdir(parents=True, exist_ok=True)
-            records.write_json(output, session | info)
-            page = reporting.compare([run])
+            write_json(output, session | info)
+            page = compare([run])
             blocks = [*page.blocks, *([] if test.are_known else [UNKNOWN])]
-            console.say(replace(page, title=test.title, blocks=blocks).terminal())
-            console.say(f"Result: {output}")
+            say(replace(page, title=test.title, blocks=blocks).terminal())
+            say(f"Result: {output}")
     finally:
         accelerator.end_training()
     return 0
@@ -168,12 +180,15 @@ def _free(path: Path) -> Path:
     return next(other for other in chain([path], others) if not other.exists())
 
 
-Loaded = tuple[settings.Command, "Glyphs | ImageSet"]
+Loaded = tuple[Command, "Glyphs | ImageSet"]
 
 
 def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     """The network of a run, on its own images or on others."""
-    restored = evaluation.load_network(folder)
+    from benchmarks.building.images import build_tested
+    from benchmarks.evaluation.networks import load_network
+
+    restored = load_network(folder)
     info, config = restored.run.info, restored.run.file("config.yaml")
     own = restored.experiment.data
 
@@ -182,9 +197,7 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     ) -> Loaded:
         command = _parse(config, {**TRAINING, **values, **given}, own.in_chans)
         experiment = command.experiment
-        return command, building.build_tested(
-            experiment.data, seed=experiment.seed, default=default
-        )
+        return command, build_tested(experiment.data, seed=experiment.seed, default=default)
 
     loaded, same, named = None, False, given.keys() & IMAGES
     if given.get("data.dataset", own.dataset) == own.dataset:
@@ -193,7 +206,7 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
             as_run = {name: value for name, value in given.items() if name not in GROUPS}
             alike = loaded if len(as_run) == len(given) else load({}, 0.5, as_run)
             same = alike[1].fingerprint == info["data"]["fingerprint"]
-        except settings.ConfigError:
+        except ConfigError:
             if not named:
                 raise
     if loaded is None or (named and not same):
@@ -201,42 +214,45 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     command, images = loaded
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
-    resolved = building.resolved(command.config)
+    config = resolved(command.config)
     are_known = same and not given.keys() & CHOICE.keys()
     network = restored.network
-    return Test(network, network.trunk, about, command.experiment, resolved, images, are_known)
+    return Test(network, network.trunk, about, command.experiment, config, images, are_known)
 
 
 def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
     """The network of an export, which has no images of its own."""
+    from benchmarks.building.images import build_tested
+    from benchmarks.evaluation.networks import load_export
+
     if not (folder / "model.safetensors").exists():
-        raise settings.ConfigError(
+        raise ConfigError(
             f"{folder}: holds neither run.json nor model.safetensors; expected the folder of a run, or of an export"
         )
-    network, view = evaluation.load_export(folder)
+    network, view = load_export(folder)
     if not given.keys() & IMAGES:
-        raise settings.ConfigError(
+        raise ConfigError(
             "data.root: an export has no images; name some, as in --data.dataset folder --data.root DIR"
         )
     view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
     recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
     channels = network.pretrained_cfg["input_size"][0]
     command = _parse(None, {**TRAINING, **recall, **CHOICE, **view, **given}, channels)
-    images = building.build_tested(command.experiment.data)
-    digest = {"sha256": records.file_digest(folder / "model.safetensors")}
+    images = build_tested(command.experiment.data)
+    digest = {"sha256": file_digest(folder / "model.safetensors")}
     about: dict[str, Any] = {"network": f"{folder}", "label": folder.resolve().name}
     about |= {"weights": digest, "seed": 0, "protocol": None, "steps": None}
     config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
     return Test(network, network, about, command.experiment, config, images, False)
 
 
-def _parse(config: Path | None, values: Mapping[str, str], channels: int) -> settings.Command:
+def _parse(config: Path | None, values: Mapping[str, str], channels: int) -> Command:
     """Settings for a network that sees images of so many channels."""
     words = [f"--{name}={value}" for name, value in values.items()]
-    command = settings.parse([*([] if config is None else [f"--config={config}"]), *words])
+    command = parse([*([] if config is None else [f"--config={config}"]), *words])
     data = command.experiment.data
     if data.in_chans != channels:
-        raise settings.ConfigError(
+        raise ConfigError(
             f"data.dataset: the network sees images of {channels} channels, and those of {data.dataset} have "
             f"{data.in_chans}; test it on others"
         )
@@ -245,23 +261,28 @@ def _parse(config: Path | None, values: Mapping[str, str], channels: int) -> set
 
 def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
     """The record of the test, complete on the main process; all processes call this."""
+    from benchmarks.building.images import Datasets, show_to
+    from benchmarks.evaluation.outputs import test_outputs, verified
+    from benchmarks.evaluation.tester import Evaluator, per_class
+    from benchmarks.records.provenance import describe_tested, look_through
+
     data, tests, images = test.experiment.data, test.experiment.evaluation, test.images
-    building.show_to(test.trunk, building.Datasets(images, images), data)
-    about = records.describe_tested(data, images, test.trunk)
+    show_to(test.trunk, Datasets(images, images), data)
+    about = describe_tested(data, images, test.trunk)
     if accelerator.is_main_process:
-        about |= records.look_through(data, images)
+        about |= look_through(data, images)
     exact = test.experiment.precision == "float64"
     network = test.network.double() if exact else test.network.float()
     network = accelerator.prepare_model(network, evaluation_mode=True)
-    workers = settings.num_workers(data, accelerator.num_processes)
-    evaluator = evaluation.Evaluator(accelerator, network, tests.batch_size, workers)
-    found, outputs, half_widths, _ = evaluation.test_outputs(evaluator, None, None, images, tests)
+    workers = num_workers(data, accelerator.num_processes)
+    evaluator = Evaluator(accelerator, network, tests.batch_size, workers)
+    found, outputs, half_widths, _ = test_outputs(evaluator, None, None, images, tests)
     return {
         **test.about,
         **{"status": "finished", "config": test.config, "data": about},
         **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
-        "per_class": evaluation.per_class(found.ranks, images.num_classes),
-        **evaluation.verified(found, images, test.experiment, accelerator),
+        "per_class": per_class(found.ranks, images.num_classes),
+        **verified(found, images, test.experiment, accelerator),
     }
 
 

@@ -27,18 +27,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.stopping import leave, signals_handled
+from benchmarks.console.writing import OwnedFolder, replace_file
+from benchmarks.settings.errors import ConfigError
+
 # Light: torch is imported by what a command calls.
-from benchmarks import records, reporting, studies
-from benchmarks.console import (
-    OwnedFolder,
-    at_least,
-    command_parser,
-    leave,
-    replace_file,
-    signals_handled,
-    split_settings,
-)
-from benchmarks.settings import ConfigError
+from benchmarks.studies.jobs import check_settings, make_job, read, try_out
+from benchmarks.studies.launcher_options import add_arguments, make_launcher
 
 SEEDS = 5  # of the protocol
 
@@ -49,18 +45,22 @@ OURS = ("--config", "--protocol", "--data.split", "--data.fold", "--evaluation.s
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
+
+    from benchmarks.records.run_folder import RunFolderError
+    from benchmarks.reporting.folds import fair_comparison, read_method
+
     try:
         if options.run is None:  # compare
             if settings:
                 raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
-            methods = [reporting.read_method(folder) for folder in options.folders]
-            print(reporting.fair_comparison(methods, SEEDS))
+            methods = [read_method(folder) for folder in options.folders]
+            print(fair_comparison(methods, SEEDS))
             return 0
-        studies.check_settings(settings, OURS)
+        check_settings(settings, OURS)
         settings = [*(f"--config={path}" for path in options.config), *settings]
         folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
         return int(options.run(options, settings, folder))
-    except (records.RunFolderError, ValueError, OSError) as error:
+    except (RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -85,13 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--trials", type=at_least(1), default=50, help=budget)
     seed = "of the sampler and the trainings; default %(default)s"
     search.add_argument("--seed", type=at_least(0), default=0, help=seed)
-    studies.add_arguments(
+    add_arguments(
         search, "so many trials at once; default: 1, so that each knows all earlier results"
     )
 
     seeds = "0 to N - 1; default %(default)s"
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
-    studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
+    add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
     evaluate.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     compare.set_defaults(run=None)
@@ -99,37 +99,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _search(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
+    from benchmarks.studies.search import Search, read_space
+
     if find_spec("optuna") is None:
         raise ConfigError("search: Optuna is not installed; pip install '.[benchmarks,search]'")
-    space = studies.read_space(options.space)
-    search = studies.Search(options.recipe, settings, space, options.trials, options.seed, folder)
+    space = read_space(options.space)
+    search = Search(options.recipe, settings, space, options.trials, options.seed, folder)
     options.jobs = options.jobs or 1  # with Ray, too
-    launcher = studies.launcher(options, folder)
+    launcher = make_launcher(options, folder)
     search.check()
     with OwnedFolder(folder):
         return search.execute(launcher)
 
 
 def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
+    from benchmarks.reporting.folds import fair_comparison, read_method
+    from benchmarks.studies.queue import Queue
+
     mine = ["--protocol=fair", "--data.split=test", "--evaluation.save_embeddings=true"]
-    command = studies.read(["--recipe", options.recipe, *settings, *mine])
+    command = read(["--recipe", options.recipe, *settings, *mine])
     runs = [
-        studies.make_job(
-            command, folder / f"seed{seed}-fold{fold}", {"seed": seed, "data.fold": fold}
-        )
+        make_job(command, folder / f"seed{seed}-fold{fold}", {"seed": seed, "data.fold": fold})
         for seed in range(options.seeds)
         for fold in range(command.experiment.data.folds)
     ]
-    studies.try_out(runs)
-    launcher = studies.launcher(options, folder)
+    try_out(runs)
+    launcher = make_launcher(options, folder)
     with OwnedFolder(folder):
-        if stopped := studies.Queue(
-            lambda: runs, len(runs), launcher, redo_stale=options.redo_stale
-        ).run():
+        if stopped := Queue(lambda: runs, len(runs), launcher, redo_stale=options.redo_stale).run():
             return stopped
         failed = [run for run in runs if run.why is not None]
         if len(failed) < len(runs):
-            text = reporting.fair_comparison([reporting.read_method(folder)], SEEDS)
+            text = fair_comparison([read_method(folder)], SEEDS)
             replace_file(folder / "summary.md", text.encode())
             print(text)
     return int(bool(failed))

@@ -10,31 +10,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, records, reporting
+from benchmarks.console.arguments import command_parser, say
+from benchmarks.records.results import load_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
-    parser = console.command_parser("report", __doc__)
+    parser = command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
     where = "default: report.html in the run folder, comparison.html in the first of several"
     parser.add_argument("--output", type=Path, metavar="FILE.html", help=where)
     parser.add_argument("--baseline", metavar="LABEL", help="default: the first run's")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
     options = parser.parse_args(arguments)
+
+    from benchmarks.reporting.comparison import compare
+    from benchmarks.reporting.figures import write_html
+
     # Not beside the run folders: the next `runs/*` would match it, too.
     name = "report.html" if len(options.folders) == 1 else "comparison.html"
     output = options.output or options.folders[0] / name
     try:
-        runs = [records.load_run(folder) for folder in options.folders]
-        comparison = reporting.compare(runs, options.baseline)
+        runs = [load_run(folder) for folder in options.folders]
+        comparison = compare(runs, options.baseline)
         text = comparison.markdown() if options.markdown else comparison.terminal()
         output.parent.mkdir(parents=True, exist_ok=True)
-        reporting.write_html(runs, output, options.baseline)
+        write_html(runs, output, options.baseline)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    console.say(f"{text}\nReport: {output}")
+    say(f"{text}\nReport: {output}")
     return 0
 
 

@@ -22,19 +22,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Light: torch is imported when runs are planned.
-from benchmarks import records, reporting, studies
-from benchmarks.console import (
-    at_least,
-    command_parser,
-    leave,
-    replace_file,
-    signals_handled,
-    split_settings,
-)
-from benchmarks.settings import ConfigError, read_study, study_names
+from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.stopping import leave, signals_handled
+from benchmarks.console.writing import replace_file
+from benchmarks.records.results import about_as_long, has_thresholds
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.study_reading import read_study, study_names
+from benchmarks.studies.jobs import Job, try_out, wait_for
+from benchmarks.studies.launcher_options import add_arguments, make_launcher
+
+if TYPE_CHECKING:
+    from benchmarks.studies.study import Study
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 RESULTS = Path(__file__).parents[1] / "results"  # of the pages in docs/
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
     add("--data.root", dest="root", metavar="DIR", help="the folder of your images")
-    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
+    add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     add("--runs", type=Path, metavar="PATH", help="run folders; default: runs/studies/STUDY")
     add("--output", type=Path, metavar="PATH", help="the page; default: study.md in --runs")
     add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
@@ -80,6 +80,12 @@ def _command(argv: Sequence[str], settings: Sequence[str], *more: str) -> str:
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable[..., str]) -> int:
+    from benchmarks.reporting.study_choice import choose
+    from benchmarks.reporting.untrained_rows import untrained_row
+    from benchmarks.studies.auditing import check, fitted, judged
+    from benchmarks.studies.kept import Results
+    from benchmarks.studies.study import Study
+
     if options.page_only and options.finish:
         raise ConfigError("--finish: trains, and --page-only does not; leave one out")
     file = read_study(options.study)
@@ -92,57 +98,66 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     _check_owner(runs, options.study)
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     kept = (RESULTS / output.name if published else output).with_suffix(".json")
-    results = studies.Results(kept, runs)
-    study = studies.Study(file, results, runs, settings)
-    studies.check(study)
-    if fitted := studies.fitted(study):
-        for few, setting in fitted.items():
+    results = Results(kept, runs)
+    study = Study(file, results, runs, settings)
+    check(study)
+    if lowered := fitted(study):
+        for few, setting in lowered.items():
             print(f"The folder has few {few}: runs get {setting}.")
-        study = studies.Study(file, results, runs, [*settings, *fitted.values()])
+        study = Study(file, results, runs, [*settings, *lowered.values()])
     study.keep_finished()
     draw = partial(_draw, options, study, output, command)
     status = 0 if options.page_only else _train(options, study, draw)
     if status >= 128:
         return status
-    found, findings = studies.judged(study)
-    if not (findings or reporting.untrained_row(file, found)):
+    found, findings = judged(study)
+    if not (findings or untrained_row(file, found)):
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         way = "; leave out --page-only to train them" if options.page_only else ""
         print(f"error: {lacking}, neither in {runs} nor in {results.path}{way}", file=sys.stderr)
         return 2 if options.page_only else 1
     if options.finish and status == 0:
-        status = _finish(options, study, reporting.choose(file, findings, found).row)
+        status = _finish(options, study, choose(file, findings, found).row)
     for title, line in draw().items():
         print(f"{title}: {line}")
     return status
 
 
 def _draw(
-    options: argparse.Namespace, study: "studies.Study", output: Path, command: Callable[..., str]
+    options: argparse.Namespace, study: "Study", output: Path, command: Callable[..., str]
 ) -> dict[str, str]:
     """Write the page and print its answer; the commands to go on with, by what they do."""
+    from benchmarks.reporting.study_advice import advice
+    from benchmarks.reporting.study_choice import choose
+    from benchmarks.reporting.study_html import study_html
+    from benchmarks.reporting.study_page import study_page
+    from benchmarks.reporting.svg import study_figures
+    from benchmarks.reporting.untrained_rows import untrained_row
+    from benchmarks.studies.auditing import judged, registration
+    from benchmarks.studies.showing import setup, shown
+
     file, results, runs = study.file, study.results, study.runs
-    found, findings = studies.judged(study)
-    if not (findings or reporting.untrained_row(file, found)):
+    found, findings = judged(study)
+    if not (findings or untrained_row(file, found)):
         return {}
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
-    choice = reporting.choose(file, findings, found)
-    drawn = reporting.study_figures(file, findings, found)
+    choice = choose(file, findings, found)
+    drawn = study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
     about: dict[str, Any] = {
         "tried": {row: study.tried(row) for row in study.rows},
-        "registration": studies.registration(study, found),
+        "registration": registration(study, found),
         # A published page names no folder of the machine that drew it.
         "command": None if published else command(),
     }
     neighbours, labels = "", study.labels()
     if not published:
-        about |= studies.shown(study, choice)
+        about |= shown(study, choice)
         neighbours = about.pop("neighbours")
-        about["told"] = reporting.advice(*measured, labels, studies.setup(study, choice.row))
+        about["told"] = advice(*measured, labels, setup(study, choice.row))
     protocols = os.path.relpath(PROTOCOLS, output.parent)
-    page = reporting.study_page(*measured, figures=figures, protocols=protocols, **about)
+    page = study_page(*measured, figures=figures, protocols=protocols, **about)
     if runs.is_dir():
         _own(runs, options.study)
         results.share_plans()  # of a study that older code began, too
@@ -153,19 +168,21 @@ def _draw(
     if published:
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:
-        shown = output.with_suffix(".html")
+        answer = output.with_suffix(".html")
         about |= {"labels": labels, "steps": steps, "neighbours": neighbours}
-        html = reporting.study_html(*measured, figures=drawn, **about)
-        replace_file(shown, html.encode())
+        html = study_html(*measured, figures=drawn, **about)
+        replace_file(answer, html.encode())
         print("\n".join([*about["told"], *about["known"]]).replace("`", ""))
-        print(f"\nPage: {shown}\nIn Markdown: {output}")
+        print(f"\nPage: {answer}\nIn Markdown: {output}")
     return steps
 
 
 def _next_steps(
-    study: "studies.Study", options: argparse.Namespace, row: str, command: Callable[..., str]
+    study: "Study", options: argparse.Namespace, row: str, command: Callable[..., str]
 ) -> dict[str, str]:
     """Commands that go on with the recommended row, by what they do; none without its runs."""
+    from benchmarks.reporting.study_answer import MANY
+
     finished, tests, steps = study.finish(row), study.tests(row), dict[str, str]()
     test = tests[0]
     if not test.folder.is_dir():
@@ -175,8 +192,8 @@ def _next_steps(
         network, length = finished.folder, finished.experiment.optimization.steps
         for job in reversed(tests):
             record = job.record() or {}
-            as_long = record.get("selection") is None or records.about_as_long(record, length)
-            if as_long and records.has_thresholds(record):
+            as_long = record.get("selection") is None or about_as_long(record, length)
+            if as_long and has_thresholds(record):
                 thresholds = ["--thresholds", f"{job.folder}"]
     else:
         verb = "Fit" if row in study.file.untrained() else "Train"
@@ -189,21 +206,23 @@ def _next_steps(
     if data.dataset != "glyphs":
         words = ["python", "examples/search_folder.py", "exported", f"{data.root}", "QUERY.jpg"]
         steps["Search in a folder with it"] = shlex.join([*words, "--html", "neighbours.html"])
-    if study.file.seeds.count < reporting.MANY and not options.seeds:
-        steps["Be surer, by more trainings"] = command("--seeds", f"{reporting.MANY}")
+    if study.file.seeds.count < MANY and not options.seeds:
+        steps["Be surer, by more trainings"] = command("--seeds", f"{MANY}")
     return steps
 
 
-def _finish(options: argparse.Namespace, study: "studies.Study", row: str) -> int:
+def _finish(options: argparse.Namespace, study: "Study", row: str) -> int:
     """Train a row on all classes, unless that is done; the exit status."""
+    from benchmarks.studies.queue import Queue
+
     job = study.finish(row)
     if job.outcome() == "finished" and not job.changes():
         return 0
     verb = "Fitting" if row in study.file.untrained() else "Training"
     print(f"{verb} {row} on all classes ...", flush=True)
-    studies.try_out([job])
-    launcher = studies.launcher(options, study.runs)
-    queue = studies.Queue(lambda: [job], 1, launcher, redo_stale=True)
+    try_out([job])
+    launcher = make_launcher(options, study.runs)
+    queue = Queue(lambda: [job], 1, launcher, redo_stale=True)
     return queue.run() or int(job.outcome() != "finished")
 
 
@@ -226,7 +245,7 @@ def _own(runs: Path, study: str) -> None:
     replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
 
 
-def _train(options: argparse.Namespace, study: "studies.Study", draw: Callable[..., Any]) -> int:
+def _train(options: argparse.Namespace, study: "Study", draw: Callable[..., Any]) -> int:
     """Run what is left, the untrained rows first, which make a first page; the exit status."""
     untrained = [row for row in study.rows if row in study.file.untrained()]
     if untrained and (left := study.missing(untrained)):
@@ -239,21 +258,23 @@ def _train(options: argparse.Namespace, study: "studies.Study", draw: Callable[.
 
 def _work(
     options: argparse.Namespace,
-    study: "studies.Study",
-    left: "Sequence[studies.Job]",
+    study: "Study",
+    left: "Sequence[Job]",
     rows: Sequence[str] | None = None,
 ) -> int:
     """Run what is left of some rows, comparison by comparison; the exit status."""
-    launcher = studies.launcher(options, study.runs, jobs=2)
+    from benchmarks.studies.queue import Queue
+
+    launcher = make_launcher(options, study.runs, jobs=2)
     print("Checking all settings ...", flush=True)
-    studies.try_out(left)
+    try_out(left)
     _own(study.runs, options.study)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
     before = "Measuring the network before any training ..."
     print(before if rows else f"Trainings left: {len(left)}{at_once}.", flush=True)
-    failed: list[studies.Job] = []
+    failed: list[Job] = []
 
-    def ready() -> "list[studies.Job]":
+    def ready() -> "list[Job]":
         study.keep_finished()
         jobs = [job for job in study.missing(rows) if job not in failed]
         study.register(jobs)
@@ -261,7 +282,7 @@ def _work(
 
     while ready():
         total = len(study.left() if rows is None else left)
-        queue = studies.Queue(ready, total, launcher, redo_stale=True)
+        queue = Queue(ready, total, launcher, redo_stale=True)
         stopped = queue.run()
         study.keep_finished()
         if stopped:
@@ -272,7 +293,7 @@ def _work(
         failed += [job for job in lost if job.status != "in use"]
         if in_use:
             print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
-            studies.wait_for(in_use)
+            wait_for(in_use)
     return int(any(study.results.of(job) is None for job in failed))
 
 

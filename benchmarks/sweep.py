@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-# Light: torch is imported when runs are planned.
-from benchmarks import studies
-from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
-from benchmarks.settings import ConfigError
+from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.stopping import leave, signals_handled
+from benchmarks.settings.errors import ConfigError
+from benchmarks.studies.jobs import plan
+from benchmarks.studies.launcher_options import add_arguments, make_launcher
 
 
 @signals_handled(leave)  # until there is a run that can save
@@ -35,17 +36,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", nargs="+", type=at_least(0), default=[1], metavar="N", help=which
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
-    studies.add_arguments(parser, "so many runs at once; default: 1, with --ray as many as fit")
+    add_arguments(parser, "so many runs at once; default: 1, with --ray as many as fit")
     parser.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
     options = parser.parse_args(argv)
+
+    from benchmarks.studies.queue import Queue
+
     given = options.seeds
     seeds = list(range(given[0]) if len(given) == 1 else dict.fromkeys(given))
     if not seeds:
         parser.error("argument --seeds: expected at least one seed, got 0 of them")
     try:
-        jobs = studies.plan(options.recipes, seeds, options.runs, settings)
-        launcher = studies.launcher(options, options.runs)
-        queue = studies.Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
+        jobs = plan(options.recipes, seeds, options.runs, settings)
+        launcher = make_launcher(options, options.runs)
+        queue = Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
         stopped = queue.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

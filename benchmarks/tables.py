@@ -11,29 +11,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, reporting, settings
+from benchmarks.console.arguments import command_parser, say
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.recipe_files import read_table
+from benchmarks.settings.trusted import TRUST, trust
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return 2 if the table or a folder does not exist."""
-    parser = console.command_parser("tables", __doc__)
+    parser = command_parser("tables", __doc__)
     parser.add_argument("table", metavar="PAPER/TABLE[/ROWS]")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
-    parser.add_argument(
-        "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
-    )
+    parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help=TRUST)
     options = parser.parse_args(argv)
-    settings.trust(options.trust)
+
+    from benchmarks.reporting.paper_table import paper_page
+
+    trust(options.trust)
     try:
-        table = settings.read_table(options.table)
+        table = read_table(options.table)
         for folder in options.runs or []:
             if not folder.is_dir():
-                raise settings.ConfigError(
+                raise ConfigError(
                     f"--runs: {folder} is not a folder; expected one with runs below it"
                 )
-        page = reporting.paper_page(table, options.runs or [Path("runs")])
-        console.say(page.markdown() if options.markdown else page.terminal(), end="")
+        page = paper_page(table, options.runs or [Path("runs")])
+        say(page.markdown() if options.markdown else page.terminal(), end="")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

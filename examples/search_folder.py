@@ -43,10 +43,13 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.console import at_least, decimal, printable, replacing
-from benchmarks.datasets import DatasetError, read_image, walk
-from benchmarks.reporting import fill
+from benchmarks.console.arguments import at_least, decimal
+from benchmarks.console.printing import printable
+from benchmarks.console.writing import replacing
+from benchmarks.datasets.image_files import read_image, walk
+from benchmarks.datasets.listing import DatasetError
 from benchmarks.reporting.identification import USUAL, Judge, judge
+from benchmarks.reporting.templates import fill
 
 THUMBNAIL = 320  # pixels of its longer side
 

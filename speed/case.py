@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.reporting import Table
+from benchmarks.reporting.table import Table
 from speed.measuring import Comparison
 
 FLOAT32, TF32 = 1e-4, 2**-8

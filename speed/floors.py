@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.reporting import Table
+from benchmarks.reporting.table import Table
 from speed.case import Case
 from speed.losses import ALONE, Sizes
 from speed.measuring import Comparison, matmul_precision

@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from benchmarks.records import load_run
-from benchmarks.reporting import Table
+from benchmarks.records.results import load_run
+from benchmarks.reporting.table import Table
 from benchmarks.run import main
 from speed.case import Case
 

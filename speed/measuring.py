@@ -25,9 +25,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.console import progress_bar
-from benchmarks.records import describe_code, describe_hardware, describe_versions
-from benchmarks.reporting import Table
+from benchmarks.console.printing import progress_bar
+from benchmarks.records.provenance import describe_code, describe_hardware, describe_versions
+from benchmarks.reporting.table import Table
 
 
 def tensor_bytes(run: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.console import replace_file
+from benchmarks.console.writing import replace_file
 from speed.case import Case
 from speed.cases import CASES
 from speed.measuring import origin

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.building import FrozenStages
+from benchmarks.building.frozen_stages import FrozenStages
 from speed.case import Case
 from speed.floors import FLOORS, measure_rates
 from speed.losses import ALONE, LOSSES, TRUNKS, Sizes, labels_of, make_trunk, with_method

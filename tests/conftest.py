@@ -93,7 +93,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Trusts these modules, and none besides, as `--trust` of one command would."""
-    from benchmarks.settings import trust
+    from benchmarks.settings.trusted import trust
 
     monkeypatch.setattr("benchmarks.settings.trusted._added", set())
     return lambda *modules: trust(modules)
@@ -110,7 +110,7 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="session")
 def glyphs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the rendered Glyphs, for all of pytest-xdist's workers: rendering takes seconds."""
-    from benchmarks.datasets import Glyphs
+    from benchmarks.datasets.glyphs import Glyphs
 
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "glyphs"

@@ -181,7 +181,7 @@ def fetch_wheels(folder: Path, python: str, present: Sequence[str]) -> None:
 
 def pack(source: Path, archive: Path, side: int | None) -> None:
     """Pack the images below a folder: as they are, or with the shorter side shrunk to `side` pixels."""
-    from benchmarks.console import progress_bar
+    from benchmarks.console.printing import progress_bar
     from benchmarks.datasets.image_files import walk
 
     paths = [folder / image for folder, _, images, _ in walk(source.resolve()) for image in images]

@@ -11,8 +11,8 @@ from timm.models import load_state_dict
 from torch import Tensor
 
 from benchmarks.backbones.caffe import read_caffemodel
-from benchmarks.console import reason
-from benchmarks.settings import ConfigError
+from benchmarks.console.printing import reason
+from benchmarks.settings.errors import ConfigError
 
 PUBLISHED = {
     # The checksum's beginning, in the file's name, is the only published part of it.

@@ -1,5 +1,1 @@
 """Builds the images, network, objective and optimizer of a run from its settings."""
-
-import lazy_loader as lazy
-
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

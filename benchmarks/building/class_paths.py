@@ -19,16 +19,11 @@ from typing import Any, get_args
 
 import jsonargparse
 
-from benchmarks.console import reason
-from benchmarks.settings import (
-    OURS,
-    ClassSpec,
-    ConfigError,
-    is_trusted,
-    misread,
-    one_line,
-    trusted_module,
-)
+from benchmarks.console.printing import reason
+from benchmarks.settings.class_spec import ClassSpec
+from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.trusted import OURS, is_trusted, trusted_module
+from benchmarks.settings.yaml_files import misread
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.console import reason
-from benchmarks.settings import ConfigError
+from benchmarks.console.printing import reason
+from benchmarks.settings.errors import ConfigError
 from pml_regularizers.heads.split_trunk import split_trunk
 
 

@@ -9,20 +9,15 @@ from typing import NamedTuple
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from benchmarks.datasets import (
-    IMAGE_DATASETS,
-    DatasetError,
-    Glyphs,
-    ImageSet,
-    ImageViews,
-    Listing,
-    answerable,
-    folder,
-    leaving_text,
-    load,
-    table,
-)
-from benchmarks.settings import VIEWS, ConfigError, Data
+from benchmarks.datasets import folder, table
+from benchmarks.datasets.catalogue import IMAGE_DATASETS
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.listing import DatasetError, Listing, load
+from benchmarks.datasets.queries import answerable, leaving_text
+from benchmarks.datasets.transforms import ImageViews
+from benchmarks.settings.data import VIEWS, Data
+from benchmarks.settings.errors import ConfigError
 
 GLYPHS_SIZE = 32
 

@@ -8,12 +8,16 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.backbones import fetching, load_weights, register
+from benchmarks.backbones import register
+from benchmarks.backbones.hub import fetching
+from benchmarks.backbones.weights import load_weights
 from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
-from benchmarks.console import reason
-from benchmarks.settings import BatchNorm, ConfigError, Data, Model
+from benchmarks.console.printing import reason
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.model import BatchNorm, Model
 from pml_regularizers import AttentionEnsemble, EmbeddingHead
 
 STARTING_WEIGHTS = ("pretrained", "checkpoint_path")

@@ -6,7 +6,8 @@ from torch import nn
 
 from benchmarks.building.class_paths import build
 from benchmarks.building.network import EmbeddingModel
-from benchmarks.settings import ConfigError, Experiment, Optimization
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment, Optimization
 from pml_regularizers import DistributedLoss, attach_all, parameter_groups
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console import at_least, columns, command_parser, decimal, leave, signals_handled
+from benchmarks.console.arguments import at_least, columns, command_parser, decimal
+from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.listing import DatasetError
 

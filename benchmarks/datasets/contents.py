@@ -16,7 +16,8 @@ from typing import NamedTuple
 import joblib
 from PIL import Image
 
-from benchmarks.console import progress_bar, replace_file
+from benchmarks.console.printing import progress_bar
+from benchmarks.console.writing import replace_file
 from benchmarks.datasets.image_files import pixel_digest, read_image
 from benchmarks.datasets.listing import DatasetError, Listing
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.console import progress_bar
+from benchmarks.console.printing import progress_bar
 from benchmarks.datasets.images import ImageSet, Key, draws_apart, seed_draws
 from benchmarks.datasets.listing import DatasetError, reading
 

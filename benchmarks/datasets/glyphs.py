@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 
-from benchmarks.console import progress_bar, replacing
+from benchmarks.console.printing import progress_bar
+from benchmarks.console.writing import replacing
 from benchmarks.datasets.listing import DatasetError
 from benchmarks.datasets.splits import Split, Stage, limited, shuffled, validation_fold
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.console import PrintableError, is_plain, reason
+from benchmarks.console.printing import PrintableError, is_plain, reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,5 +1,1 @@
 """Metrics, curves and pictures of a trained model."""
-
-import lazy_loader as lazy
-
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

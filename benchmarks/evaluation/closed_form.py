@@ -9,10 +9,11 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
 from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.tester import Evaluator
-from benchmarks.records import HEAD
+from benchmarks.records.run_folder import HEAD
 from pml_regularizers import EmbeddingHead, pca_init_, whitening_init_
 
 

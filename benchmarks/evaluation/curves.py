@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
-from benchmarks.building import Datasets
-from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.building.images import Datasets
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
 from benchmarks.evaluation.extract import Extract, class_cosines, effective_rank
 from benchmarks.evaluation.tester import Evaluator, cluster_metrics
-from benchmarks.settings import Evaluation
+from benchmarks.settings.experiment import Evaluation
 
 SELECTED_BY = "mean_average_precision_at_r"
 

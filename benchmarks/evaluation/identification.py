@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation.verification import half_width, own_share
 
 BLOCK_ROWS = 2048  # a block of similarities takes 16 MiB

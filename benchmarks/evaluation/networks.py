@@ -8,20 +8,21 @@ from typing import Any
 import timm
 from timm.data import resolve_model_data_config
 
-from benchmarks import building
 from benchmarks.backbones import register
-from benchmarks.console import reason
+from benchmarks.building.network import STARTING_WEIGHTS, EmbeddingModel, build_model
+from benchmarks.console.printing import reason
 from benchmarks.evaluation.closed_form import load_head
-from benchmarks.records import (
+from benchmarks.records.results import Run, load_run
+from benchmarks.records.run_folder import (
     HEAD,
-    Run,
     RunFolderError,
     load_best,
     load_checkpoint,
-    load_run,
     run_identity,
 )
-from benchmarks.settings import ConfigError, Experiment, parse
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RunNetwork:
     run: Run
     experiment: Experiment  # without the weights that the run began with
     step: int  # of the checkpoint
-    network: building.EmbeddingModel  # in evaluation mode, on the CPU, in float64 if the run was
+    network: EmbeddingModel  # in evaluation mode, on the CPU, in float64 if the run was
 
 
 def load_network(folder: Path) -> RunNetwork:
@@ -57,9 +58,9 @@ def load_network(folder: Path) -> RunNetwork:
     try:
         # The current contents of a folder of weights do not matter.
         experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
-        for name in building.STARTING_WEIGHTS:
+        for name in STARTING_WEIGHTS:
             experiment.model.trunk_args.pop(name, None)
-        network = building.build_model(experiment.model, experiment.data).eval()
+        network = build_model(experiment.model, experiment.data).eval()
         if experiment.precision == "float64":
             network.double()
         network.load_state_dict(state["model"])

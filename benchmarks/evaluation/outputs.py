@@ -12,7 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
 from benchmarks.evaluation.closed_form import components, head_of, whitened
 from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.generalization_bound import (
@@ -31,8 +32,9 @@ from benchmarks.evaluation.tester import (
     rank,
 )
 from benchmarks.evaluation.verification import verify
-from benchmarks.records import EMBEDDINGS, read_table
-from benchmarks.settings import Evaluation, Experiment
+from benchmarks.records.run_folder import EMBEDDINGS
+from benchmarks.records.steps import read_table
+from benchmarks.settings.experiment import Evaluation, Experiment
 from pml_regularizers import HORDELoss, VEMAttention
 
 Metrics = dict[str, float]

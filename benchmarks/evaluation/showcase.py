@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Glyphs, ImageSet, Ranking
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation.tester import Measured
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.console import ignore_signals, progress_bar
-from benchmarks.datasets import Ranking
-from benchmarks.records import NonFiniteError
+from benchmarks.console.printing import progress_bar
+from benchmarks.console.stopping import ignore_signals
+from benchmarks.datasets.queries import Ranking
+from benchmarks.records.results import NonFiniteError
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers.metrics.ranks import Ranks
 

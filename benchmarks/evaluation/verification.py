@@ -30,7 +30,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 
 BINS = 2**16
 BLOCK_ROWS = 2048  # a block of similarities takes 32 MiB

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, settings
+from benchmarks.console.arguments import command_parser
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.trusted import TRUST, trust
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the folder with its error, and return the exit status: 2 if nothing was written."""
-    parser = console.command_parser("export", __doc__)
+    parser = command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
     parser.add_argument(
@@ -25,16 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="RUN_FOLDER",
         help="a tested run of the same method, for a network of all classes; default: the run's own",
     )
-    parser.add_argument(
-        "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
-    )
+    parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help=TRUST)
     options = parser.parse_args(arguments)
     from benchmarks.export import writing  # imports torch, which --help does without
 
-    settings.trust(options.trust)
+    trust(options.trust)
     try:
         difference = writing.export(options.run, options.output, options.thresholds)
-    except settings.ConfigError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")

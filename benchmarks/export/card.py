@@ -9,21 +9,25 @@ from typing import Any
 from timm.models import model_entrypoint, split_model_name_tag
 from torch import nn
 
-from benchmarks import building
+from benchmarks.building.images import image_size, image_views
 from benchmarks.export.trained import Trained
-from benchmarks.reporting import UNTRAINED, compare, fill, known_or_unknown
-from benchmarks.settings import Data, dump
+from benchmarks.reporting.comparison import compare
+from benchmarks.reporting.identification import known_or_unknown
+from benchmarks.reporting.names import UNTRAINED
+from benchmarks.reporting.templates import fill
+from benchmarks.settings.data import Data
+from benchmarks.settings.yaml_files import dump
 
 THRESHOLDS = "thresholds.json"
 
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     """The test view of an image, as entries of timm's `pretrained_cfg`."""
-    size = building.image_size(data, trunk)
+    size = image_size(data, trunk)
     if data.dataset == "glyphs":  # rendered in gray, seen in -1..1
         crop = {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
         return {"input_size": (1, size, size), **crop, "mean": (0.5,), "std": (0.5,)}
-    views = building.image_views(data, trunk)
+    views = image_views(data, trunk)
     return {
         "input_size": (3, size, size),
         "interpolation": views.interpolation,

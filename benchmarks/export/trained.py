@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from benchmarks import building
-from benchmarks.evaluation import RunNetwork, load_network
-from benchmarks.records import Run, about_as_long, has_thresholds, load_run
-from benchmarks.reporting import differing_settings
-from benchmarks.settings import ConfigError
+from benchmarks.building.images import image_size
+from benchmarks.evaluation.networks import RunNetwork, load_network
+from benchmarks.records.results import Run, about_as_long, has_thresholds, load_run
+from benchmarks.reporting.rows import differing_settings
+from benchmarks.settings.errors import ConfigError
 from pml_regularizers import EmbeddingHead
 
 
@@ -118,7 +118,7 @@ def load_trained(folder: Path) -> Trained:
             "--resume"
         )
     head.normalize = True  # as it was tested
-    size = building.image_size(experiment.data, network.trunk)
+    size = image_size(experiment.data, network.trunk)
     noise = torch.Generator().manual_seed(0)
     images = torch.randn(3, experiment.data.in_chans, size, size, generator=noise)
     embeddings = embed(network, images)

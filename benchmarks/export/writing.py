@@ -13,13 +13,16 @@ import torch
 from timm.models import save_for_hf
 from torch import nn
 
-from benchmarks import building
-from benchmarks.console import InUseError, alone, let_others_read, reason
+from benchmarks.building.images import list_images
+from benchmarks.console.printing import reason
+from benchmarks.console.writing import InUseError, alone, let_others_read
 from benchmarks.export.card import THRESHOLDS, card, preprocessing
 from benchmarks.export.trained import Trained, load_trained, thresholds_of_another
-from benchmarks.records import load_run, read_json, write_json
-from benchmarks.reporting import known_or_unknown
-from benchmarks.settings import ConfigError, parse
+from benchmarks.records.files import read_json, write_json
+from benchmarks.records.results import load_run
+from benchmarks.reporting.identification import known_or_unknown
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
 from pml_regularizers import EmbeddingHead
 
 SAME = 1e-4
@@ -80,7 +83,7 @@ def example_query(run: Path) -> list[str]:
     """The folder of images that a run was made with, and one of them; none if they are not there."""
     with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
         settings = [f"--config={run / 'config.yaml'}", "--model.weights=null"]
-        listing = building.list_images(parse(settings).experiment.data)
+        listing = list_images(parse(settings).experiment.data)
         if (query := listing.root / listing.paths[0]).is_file():
             return [str(listing.root), str(query)]
     return []

@@ -1,5 +1,1 @@
 """Records of a run: writing and reading."""
-
-import lazy_loader as lazy
-
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

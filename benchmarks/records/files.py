@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console import reason, replace_file
+from benchmarks.console.printing import reason
+from benchmarks.console.writing import replace_file
 
 
 @contextmanager

@@ -20,16 +20,24 @@ import torch
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
-# Their dependencies are imported only when used.
-from benchmarks import building, datasets, settings
-from benchmarks.console import posix_module, printable, say
+from benchmarks.building.images import Datasets, image_size
+from benchmarks.console.arguments import say
+from benchmarks.console.printing import posix_module, printable
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.queries import count_queries, leaving_text
+from benchmarks.datasets.remarks import remarks, verify_command
 from benchmarks.records.files import file_digest
+from benchmarks.settings.data import Data
+from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.model import Model
 
 resource = posix_module("resource")
 
 
 def describe_data(
-    experiment: "settings.Experiment", images: "building.Datasets", trunk: nn.Module
+    experiment: Experiment, images: Datasets, trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
     """Images and pretrained weights of a run, for its run.json."""
     data, train = experiment.data, images.train
@@ -41,28 +49,24 @@ def describe_data(
         "train_images": len(train),
     }
     if images.validation is not None:
-        asked, unanswered = datasets.count_queries(
-            images.validation.labels, images.validation.ranking
-        )
+        asked, unanswered = count_queries(images.validation.labels, images.validation.ranking)
         about |= {"validation_queries": asked, "unanswered_validation_queries": unanswered}
     if data.known_classes and data.split == "test":
         about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
     return {"data": about, "weights": describe_weights(experiment.network)}
 
 
-def describe_tested(
-    data: "settings.Data", test: "datasets.Glyphs | datasets.ImageSet", trunk: nn.Module
-) -> dict[str, Any]:
+def describe_tested(data: Data, test: Glyphs | ImageSet, trunk: nn.Module) -> dict[str, Any]:
     """Images that a network is tested on, for a record."""
-    asked, unanswered = datasets.count_queries(test.labels, test.ranking)
-    leaving = datasets.leaving_text(data.camera, data.sequence)
+    asked, unanswered = count_queries(test.labels, test.ranking)
+    leaving = leaving_text(data.camera, data.sequence)
     return {
         "name": data.dataset,
         "fingerprint": test.fingerprint,
         "layout": test.layout,
         "split": data.split,
         "fold": None,
-        "image_size": building.image_size(data, trunk),
+        "image_size": image_size(data, trunk),
         "view": test.view,
         "test_classes": test.num_classes,
         "test_images": len(test),
@@ -72,28 +76,26 @@ def describe_tested(
     }
 
 
-def look_through(
-    data: "settings.Data", images: "datasets.Glyphs | datasets.ImageSet"
-) -> dict[str, Any]:
+def look_through(data: Data, images: Glyphs | ImageSet) -> dict[str, Any]:
     """Facts about the files of images that reading them takes, for a record; remarks are printed.
 
     Raises:
         DatasetError: if a file cannot be used.
     """
-    if isinstance(images, datasets.Glyphs):
+    if isinstance(images, Glyphs):
         return {}
     try:
         pixels = [digests.pixels for digests in images.listing.digests]
-    except datasets.DatasetError as error:
-        told = f"{datasets.verify_command(vars(data))} finds all files of this kind"
-        raise datasets.DatasetError(f"data.root: {error}; {told}") from error
+    except DatasetError as error:
+        told = f"{verify_command(vars(data))} finds all files of this kind"
+        raise DatasetError(f"data.root: {error}; {told}") from error
     place = "table" if images.listing.name == "table" else "root"
-    for subject, text in datasets.remarks(images.listing, pixels):
+    for subject, text in remarks(images.listing, pixels):
         say(f"data.{place}: {subject}: {printable(text)}")
     return {"content": images.content, "test_copies": images.copies()}
 
 
-def describe_weights(model: "settings.Model") -> dict[str, str] | None:
+def describe_weights(model: Model) -> dict[str, str] | None:
     """Name and SHA-256 of the file of pretrained weights, if there is one."""
     if model.weights is None:
         return None

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.console import OwnedFolder, PrintableError, replacing
+from benchmarks.console.printing import PrintableError
+from benchmarks.console.writing import OwnedFolder, replacing
 from benchmarks.records.files import file_digest
-from benchmarks.settings import Change, changes_of_results, config_changes
+from benchmarks.settings.differences import Change, changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
 
@@ -154,6 +153,8 @@ def _check_identity(
 
 
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
+    import torch
+
     temporary = folder / f"{stem}.tmp"
     with replacing(temporary) as file:
         torch.save(state, file)
@@ -165,6 +166,8 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
 
 def _read(path: Path, remedy: str) -> dict[str, Any]:
     """Load a checkpoint, which must have the SHA-256 of its name."""
+    import torch
+
     if not path.exists() or path.stem.rpartition("-")[2] != file_digest(path):
         raise RunFolderError(
             f"{path}: missing or damaged (its SHA-256 is not the one in its name); {remedy}"

@@ -7,7 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.console import InUseError, replace_file
+from benchmarks.console.writing import InUseError, replace_file
 from benchmarks.records.files import write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
@@ -20,7 +20,9 @@ from benchmarks.records.run_folder import (
 )
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.records.trackers import Trackers
-from benchmarks.settings import Command, ConfigError, dump
+from benchmarks.settings.command import Command
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.yaml_files import dump
 
 
 class RunWriter:

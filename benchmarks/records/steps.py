@@ -19,7 +19,7 @@ from pathlib import Path
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.console import replace_file
+from benchmarks.console.writing import replace_file
 from benchmarks.records.files import damage_named
 
 REMEDY = "delete it to continue without its rows"

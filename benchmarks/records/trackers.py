@@ -10,9 +10,11 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import LoggerType
 
-from benchmarks.console import reason, say
+from benchmarks.console.arguments import say
+from benchmarks.console.printing import reason
 from benchmarks.records.steps import Row
-from benchmarks.settings import ConfigError, flat
+from benchmarks.settings.differences import flat
+from benchmarks.settings.errors import ConfigError
 
 PROJECT = "pml-regularizers"
 

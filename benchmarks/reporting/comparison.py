@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.datasets import queries_text, verify_command
-from benchmarks.records import Run, has_diverged
+from benchmarks.datasets.queries import queries_text
+from benchmarks.datasets.remarks import verify_command
+from benchmarks.records.results import Run, has_diverged
 from benchmarks.reporting.identification import identified
 from benchmarks.reporting.names import START, UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import (

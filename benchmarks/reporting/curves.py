@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.ndimage import uniform_filter1d
 
-from benchmarks.console import printable
+from benchmarks.console.printing import printable
 
 # Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -12,13 +12,15 @@ from markupsafe import escape
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.console import replace_file
-from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.records import Run, damage_named
+from benchmarks.console.writing import replace_file
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.records.files import damage_named
+from benchmarks.records.results import Run
 from benchmarks.reporting.comparison import compare, grouped
 from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
 from benchmarks.reporting.templates import fill
-from benchmarks.settings import dump
+from benchmarks.settings.yaml_files import dump
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Ranking
-from benchmarks.evaluation import cluster_metrics, measure
-from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
+from benchmarks.datasets.queries import Ranking
+from benchmarks.evaluation.tester import cluster_metrics, measure
+from benchmarks.records.files import damage_named
+from benchmarks.records.results import Run, has_diverged, load_run
+from benchmarks.records.run_folder import EMBEDDINGS
 from benchmarks.reporting.comparison import compared, tested_text
 from benchmarks.reporting.paired import Metrics, Rows
 from benchmarks.reporting.rows import TESTED_ON, check_alike, differing_settings

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from benchmarks.evaluation import confidence_interval
+from benchmarks.evaluation.generalization_bound import confidence_interval
 
 Metrics = dict[str, float]
 

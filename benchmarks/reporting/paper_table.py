@@ -6,15 +6,18 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from benchmarks.building import resolved
-from benchmarks.console import printable
-from benchmarks.records import Run, has_diverged, load_run
+from benchmarks.building.class_paths import resolved
+from benchmarks.console.printing import printable
+from benchmarks.records.results import Run, has_diverged, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import Group, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
-from benchmarks.settings import Data, Entry, RecipeTable, changes_of_methods, parse
+from benchmarks.settings.command import parse
+from benchmarks.settings.data import Data
+from benchmarks.settings.differences import changes_of_methods
+from benchmarks.settings.recipe_files import Entry, RecipeTable
 
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 ABOUT_OURS = ("runs", "trunk", "crop", "dimension")

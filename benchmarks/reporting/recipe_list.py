@@ -1,7 +1,10 @@
 """List of all recipes: dataset, backbone, the paper's result and the images of a training."""
 
 from benchmarks.reporting.table import Table
-from benchmarks.settings import Data, Entry, Model, Optimization, read_table, table_names
+from benchmarks.settings.data import Data
+from benchmarks.settings.experiment import Optimization
+from benchmarks.settings.model import Model
+from benchmarks.settings.recipe_files import Entry, read_table, table_names
 
 NOTE = """
 Recall@1 is the paper's, in percent; the images are those that one training

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from benchmarks.records import Run, has_diverged
+from benchmarks.records.results import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
-from benchmarks.settings import Change, changes_of_methods, flat
+from benchmarks.settings.differences import Change, changes_of_methods, flat
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""

@@ -13,7 +13,7 @@ from benchmarks.reporting.study_choice import Choice, choose, measured
 from benchmarks.reporting.study_classes import stored_by_class
 from benchmarks.reporting.untrained import untrained_of
 from benchmarks.reporting.verdicts import Finding, Results, Word, judge, percent
-from benchmarks.settings import CONTROL, Comparison, StudyFile
+from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
 NEAREST = "recall_at_1"
 

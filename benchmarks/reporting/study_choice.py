@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.reporting.untrained import Untrained, best_untrained
 from benchmarks.reporting.untrained_rows import beyond_untrained, untrained_row
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, percent
-from benchmarks.settings import StudyFile
+from benchmarks.settings.study_files import StudyFile
 
 
 @dataclass(frozen=True)

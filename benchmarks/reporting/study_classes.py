@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.console import printable
-from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.records import Run, damage_named
+from benchmarks.console.printing import printable
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.records.files import damage_named
+from benchmarks.records.results import Run
 from benchmarks.reporting.figures import shown_neighbours
 from benchmarks.reporting.table import Table
 from benchmarks.reporting.verdicts import Result

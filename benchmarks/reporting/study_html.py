@@ -20,7 +20,7 @@ from benchmarks.reporting.svg import colour_of, forest, forests
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.untrained_rows import beyond_untrained
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, outputs_of
-from benchmarks.settings import Comparison, StudyFile
+from benchmarks.settings.study_files import Comparison, StudyFile
 
 FIGURES = {
     "_training": "What training gains over the untrained network, with 95 % intervals",

@@ -27,7 +27,7 @@ from benchmarks.reporting.verdicts import (
     outputs_of,
     pooled,
 )
-from benchmarks.settings import CONTROL, StudyFile
+from benchmarks.settings.study_files import CONTROL, StudyFile
 
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
 

@@ -10,7 +10,7 @@ from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Any
 
-from benchmarks.console import printable
+from benchmarks.console.printing import printable
 from benchmarks.reporting.curves import COLOURS, COSINES, RANKS, RECALLS, curves_svg
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired
@@ -24,7 +24,8 @@ from benchmarks.reporting.verdicts import (
     name_of_claim,
     pooled,
 )
-from benchmarks.settings import CONTROL, StudyFile, read_entry
+from benchmarks.settings.recipe_files import read_entry
+from benchmarks.settings.study_files import CONTROL, StudyFile
 
 WIDTH, EDGE = 440, 8  # a phone shows it whole
 LETTERS = 40  # of a line of text, with room for a difference beside it

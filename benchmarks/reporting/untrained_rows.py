@@ -6,7 +6,7 @@ from itertools import chain
 
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, judge, percent
-from benchmarks.settings import CONTROL, Comparison, StudyFile
+from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
 
 def untrained_row(study: StudyFile, results: Results) -> str | None:

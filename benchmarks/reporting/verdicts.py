@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
-from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
 Result = dict[str, Any]
 

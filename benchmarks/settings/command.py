@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonargparse
 
-from benchmarks.console import command_parser
+from benchmarks.console.arguments import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.labels import label_of

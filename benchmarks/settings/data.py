@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
+from benchmarks.datasets.catalogue import Augmentation, DatasetName, Interpolation
+from benchmarks.datasets.splits import Stage
 from benchmarks.settings.errors import idle
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 

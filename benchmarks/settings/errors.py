@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from benchmarks.console import PrintableError
+from benchmarks.console.printing import PrintableError
 
 
 class ConfigError(PrintableError, ValueError):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from jsonargparse.typing import register_type
 
-from benchmarks.console import printable
+from benchmarks.console.printing import printable
 from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError, idle

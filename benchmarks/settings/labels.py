@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.console import printable
+from benchmarks.console.printing import printable
 from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.experiment import WeightedLoss
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse.typing import register_type
 
-from benchmarks.console import DECIMAL
+from benchmarks.console.arguments import DECIMAL
 
 # jsonargparse's own serializer is str, which makes a text of null.
 register_type(Path, os.fspath, Path, type_check=isinstance)

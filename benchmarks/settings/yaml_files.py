@@ -10,7 +10,7 @@ from typing import Any
 import jsonargparse
 import yaml
 
-from benchmarks.console import DECIMAL, INTEGER
+from benchmarks.console.arguments import DECIMAL, INTEGER
 from benchmarks.settings.errors import ConfigError, one_line
 
 

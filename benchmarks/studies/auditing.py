@@ -1,9 +1,10 @@
 """Checks before a study's first run, and after its last one: was the plan written down before the tests?"""
 
-from benchmarks.building import build_datasets, count_classes
-from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.reporting import Finding, judge
-from benchmarks.settings import ConfigError
+from benchmarks.building.images import build_datasets, count_classes
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.reporting.verdicts import Finding, judge
+from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
 

@@ -16,8 +16,9 @@ import ray
 from ray.exceptions import RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmarks.console import leave, reason
-from benchmarks.settings import ConfigError
+from benchmarks.console.printing import reason
+from benchmarks.console.stopping import leave
+from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 

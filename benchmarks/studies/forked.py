@@ -9,26 +9,14 @@ NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 before = os.environ.get(NVML)
 os.environ[NVML] = "1"
 
-from benchmarks import (  # noqa: E402
-    building,
-    console,
-    datasets,
-    evaluation,
-    records,
-    reporting,
-    settings,
-    training,
-)
-
-for package in (building, console, datasets, evaluation, records, reporting, settings, training):
-    for name in package.__all__:  # a module is imported when one of its names is asked for
-        getattr(package, name)
+import benchmarks.training.run  # noqa: E402, F401
+from benchmarks.records.provenance import keep_code  # noqa: E402
 
 del os.environ[NVML]
 if before is not None:
     os.environ[NVML] = before
 
-records.keep_code()
+keep_code()
 if multiprocessing.parent_process() is None:  # the server, which no signal to the command may end
     with suppress(PermissionError):
         os.setsid()

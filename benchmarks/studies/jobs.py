@@ -10,23 +10,17 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-# Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
-from benchmarks import building, records, training
-from benchmarks.console import InUseError
-from benchmarks.settings import (
-    Change,
-    Command,
-    ConfigError,
-    Experiment,
-    changed,
-    digest,
-    is_recipe,
-    parse,
-    plain,
-    read_entry,
-    recipe_names,
-    settings_of_results,
-)
+from benchmarks.building.class_paths import resolved
+from benchmarks.console.writing import InUseError
+from benchmarks.records.files import file_digest
+from benchmarks.records.results import load_run, outcome
+from benchmarks.records.run_folder import RunFolder, run_changes, run_identity
+from benchmarks.settings.command import Command, parse
+from benchmarks.settings.differences import Change, changed, plain, settings_of_results
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.recipe_files import is_recipe, read_entry, recipe_names
+from benchmarks.settings.study_files import digest
 
 OURS = ("--recipe", "--seed", "--output", "--resume", "--list", "--print_config", "--help", "-h")
 """Options of benchmarks/run.py that the commands set themselves."""
@@ -68,8 +62,8 @@ class Job:
     @cached_property
     def weights(self) -> str | None:
         """SHA-256 of the file of pretrained weights."""
-        described = records.describe_weights(self.experiment.network)
-        return None if described is None else described["sha256"]
+        path = self.experiment.network.weights
+        return None if path is None else file_digest(path)
 
     @cached_property
     def digest(self) -> str:
@@ -82,32 +76,32 @@ class Job:
         found = settings_of_results(self.config).items()
         moving = {key: json.loads(plain(value)) for key, value in found}
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
-            moving["data.test_classes"] = records.file_digest(Path(chosen))
+            moving["data.test_classes"] = file_digest(Path(chosen))
         return digest(json.dumps([moving, self.weights, curves], sort_keys=True))
 
     def record(self) -> dict[str, Any] | None:
         """Its run.json; None if there is none, a ValueError if it is damaged."""
         there = (self.folder / "run.json").exists()
-        return records.load_run(self.folder).info if there else None
+        return load_run(self.folder).info if there else None
 
     def outcome(self) -> str:
         """What became of its run, see `records.outcome`; "missing" if there is none."""
         record = self.record()
-        return "missing" if record is None else records.outcome(record)
+        return "missing" if record is None else outcome(record)
 
     def changes(self) -> list[Change]:
         """Differences between the recorded run and the requested one that can change the result."""
         if (record := self.record()) is None:
             return []
         asked = {"seed": self.seed, "weights": self.weights, "config": self.config}
-        return records.run_changes(records.run_identity(record), asked)
+        return run_changes(run_identity(record), asked)
 
     def in_use(self) -> bool:
         """True if another process writes its folder."""
         if not (self.folder / ".lock").exists():
             return False
         try:
-            records.RunFolder(self.folder).close()
+            RunFolder(self.folder).close()
         except InUseError:
             return True
         return False
@@ -156,7 +150,7 @@ def trainings(patterns: Sequence[str]) -> list[str]:
 def read(arguments: Sequence[str]) -> Command:
     """The settings of a command line, with every default of every class."""
     command = parse(arguments)
-    return replace(command, experiment=building.resolved(command.experiment))
+    return replace(command, experiment=resolved(command.experiment))
 
 
 def make_job(
@@ -202,13 +196,17 @@ def try_out(jobs: Sequence[Job]) -> None:
     """
     from accelerate import Accelerator
 
+    from benchmarks.records.trackers import check_trackers
+    from benchmarks.training.launcher import check_launcher
+    from benchmarks.training.parts import build_parts
+
     keys = ("test_classes", "fold")
     some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
-            training.check_launcher(job.experiment)
-            records.check_trackers(job.experiment.trackers)
-            parts = training.build_parts(job.experiment, Accelerator())
+            check_launcher(job.experiment)
+            check_trackers(job.experiment.trackers)
+            parts = build_parts(job.experiment, Accelerator())
             if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
                 listing.digests  # noqa: B018  looks through all images
         except ConfigError as error:

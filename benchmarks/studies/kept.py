@@ -6,16 +6,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console import alone
-from benchmarks.records import (
-    damage_named,
-    descends,
-    describe_code,
-    load_run,
-    now,
-    read_json,
-    write_json,
-)
+from benchmarks.console.writing import alone
+from benchmarks.records.files import damage_named, read_json, write_json
+from benchmarks.records.provenance import descends, describe_code, now
+from benchmarks.records.results import load_run
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]

@@ -9,8 +9,8 @@ from pathlib import Path
 from secrets import token_hex
 from shutil import which
 
-from benchmarks.console import at_least, decimal
-from benchmarks.settings import ConfigError
+from benchmarks.console.arguments import at_least, decimal
+from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.launching import Launcher
 
 
@@ -33,7 +33,7 @@ def _command(text: str) -> list[str]:
     return command
 
 
-def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher:
+def make_launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher:
     """Build the launcher of runs below a folder from the command line; without --jobs and --ray, of `jobs` at once.
 
     Raises:

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.console import replace_file
-from benchmarks.settings import dump
+from benchmarks.console.writing import replace_file
+from benchmarks.settings.yaml_files import dump
 from benchmarks.studies.jobs import Job
 
 RUN = Path(__file__).parents[1] / "run.py"

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from itertools import count
 from textwrap import shorten
 
-from benchmarks.console import InUseError, StopRequest, printable, progress_bar
-from benchmarks.records import DONE, RunFolder
+from benchmarks.console.printing import printable, progress_bar
+from benchmarks.console.stopping import StopRequest
+from benchmarks.console.writing import InUseError
+from benchmarks.records.results import DONE
+from benchmarks.records.run_folder import RunFolder
 from benchmarks.studies.jobs import IN_USE, Job, wait_for
 from benchmarks.studies.launching import POLL, Launcher
 

@@ -34,23 +34,19 @@ from optuna.distributions import (
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from benchmarks.building import resolved
-from benchmarks.console import replace_file
-from benchmarks.records import DONE, check_same, damage_named, read_json, write_json
-from benchmarks.settings import (
-    Command,
-    ConfigError,
-    changed,
-    config_changes,
-    dump,
-    flat,
-    parse,
-    read_yaml,
-)
+from benchmarks.building.class_paths import resolved
+from benchmarks.console.writing import replace_file
+from benchmarks.records.files import damage_named, read_json, write_json
+from benchmarks.records.results import DONE
+from benchmarks.records.run_folder import check_same
+from benchmarks.settings.command import Command, parse
+from benchmarks.settings.differences import changed, config_changes, flat
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.yaml_files import dump, read_yaml
 from benchmarks.studies.jobs import Job, make_job, read, try_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
-from benchmarks.training import try_one_step
+from benchmarks.training.parts import try_one_step
 
 MEASURED = "validation MAP@R"
 

@@ -3,11 +3,18 @@
 from math import ceil
 from typing import Any
 
-from benchmarks import building, datasets, records, reporting
+from benchmarks.building.images import build_datasets
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.transforms import ImageViews
+from benchmarks.records.results import load_run
+from benchmarks.reporting.figures import THUMBNAIL, differing_neighbours
+from benchmarks.reporting.identification import known_or_unknown
+from benchmarks.reporting.study_choice import Choice
+from benchmarks.reporting.study_classes import by_class, confused, stored_by_class
 from benchmarks.studies.study import Study
 
 
-def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
+def shown(study: Study, choice: Choice) -> dict[str, Any]:
     """Parts of the pages, all of the recommended row: "known", "sections" and the HTML of "neighbours".
 
     The last two need the runs and the images; without them, they are empty.
@@ -15,7 +22,7 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
     tests, labels = study.tests(choice.row), study.labels()
     job, label = tests[0], labels[choice.row]
     about: dict[str, Any] = {
-        "known": reporting.known_or_unknown(job.record() or {}),
+        "known": known_or_unknown(job.record() or {}),
         "sections": [],
         "neighbours": "",
     }
@@ -26,23 +33,23 @@ def shown(study: Study, choice: "reporting.Choice") -> dict[str, Any]:
     folders = {labels[row]: study.tests(row)[0].folder for row in rows}
     pictured = all((folder / "neighbours.npz").is_file() for folder in folders.values())
     data = job.experiment.data
-    if not (pictured or reporting.stored_by_class(results)) or not (
+    if not (pictured or stored_by_class(results)) or not (
         data.dataset == "glyphs" or data.root.is_dir()
     ):
         return about
-    images = building.build_datasets(data, seed=job.seed).test
-    if isinstance(images, datasets.ImageSet):
-        side = reporting.THUMBNAIL
-        images.views = datasets.ImageViews(
+    images = build_datasets(data, seed=job.seed).test
+    if isinstance(images, ImageSet):
+        side = THUMBNAIL
+        images.views = ImageViews(
             image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
         )
-    about["sections"] += reporting.by_class(results, images.class_names, label)
+    about["sections"] += by_class(results, images.class_names, label)
     if not pictured:
         return about
-    runs = {label: records.load_run(folder) for label, folder in folders.items()}
-    about["sections"] += reporting.confused(runs[label], images, label)
+    runs = {label: load_run(folder) for label, folder in folders.items()}
+    about["sections"] += confused(runs[label], images, label)
     if len(runs) > 1:
-        about["neighbours"] = reporting.differing_neighbours(runs, images)
+        about["neighbours"] = differing_neighbours(runs, images)
     return about
 
 

@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import building
-from benchmarks.records import DONE
-from benchmarks.reporting import Candidate, best, judge
-from benchmarks.settings import Command, ConfigError, StudyFile, changed, digest, flat
+from benchmarks.building.images import build_datasets
+from benchmarks.records.results import DONE
+from benchmarks.reporting.study_page import Candidate, best
+from benchmarks.reporting.verdicts import judge
+from benchmarks.settings.command import Command
+from benchmarks.settings.differences import changed, flat
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.study_files import StudyFile, digest
 from benchmarks.studies.jobs import Job, check_settings, read, seeded
 from benchmarks.studies.kept import Result, Results
 
@@ -182,7 +186,7 @@ class Study:
                 about = job.experiment.data
                 # Glyphs are the same everywhere.
                 there = about.dataset != "glyphs" and about.root.is_dir()
-                images = building.build_datasets(about, seed=job.seed).test if there else None
+                images = build_datasets(about, seed=job.seed).test if there else None
                 self._data[place] = getattr(images, kind, None) or data
             if data != self._data[place]:
                 raise ConfigError(

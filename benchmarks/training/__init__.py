@@ -1,5 +1,1 @@
 """The training loop and its state."""
-
-import lazy_loader as lazy
-
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

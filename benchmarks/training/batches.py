@@ -15,9 +15,10 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.console import ignore_signals
-from benchmarks.datasets import DecodedImages
-from benchmarks.settings import ConfigError, Data
+from benchmarks.console.stopping import ignore_signals
+from benchmarks.datasets.decoded import DecodedImages
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
 
 Key = tuple[int, int]
 """Request of a batch to the dataset: (index of the image, seed of its augmentation)."""

@@ -18,11 +18,16 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.building import EmbeddingModel
-from benchmarks.console import alone, ignore_signals, progress_bar, replacing
-from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.records import file_digest
-from benchmarks.settings import ConfigError, Experiment, num_workers
+from benchmarks.building.network import EmbeddingModel
+from benchmarks.console.printing import progress_bar
+from benchmarks.console.stopping import ignore_signals
+from benchmarks.console.writing import alone, replacing
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.records.files import file_digest
+from benchmarks.settings.data import num_workers
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
 
 BATCH = 64  # images at a time: fixed, so that no output depends on the number of processes
 

@@ -2,10 +2,12 @@
 
 import errno
 
-from benchmarks.console import causes, lacks_shared_memory, machine_failure, printable
-from benchmarks.datasets import DatasetError, verify_command
-from benchmarks.records import NonFiniteError
-from benchmarks.settings import Experiment
+from benchmarks.console.failures import causes, lacks_shared_memory, machine_failure
+from benchmarks.console.printing import printable
+from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.remarks import verify_command
+from benchmarks.records.results import NonFiniteError
+from benchmarks.settings.experiment import Experiment
 from benchmarks.training.loop import StepError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

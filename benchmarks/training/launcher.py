@@ -1,7 +1,8 @@
 """Settings that Accelerate takes from the environment, where `accelerate launch` puts those of its config file."""
 
-from benchmarks.records import describe_launcher
-from benchmarks.settings import ConfigError, Experiment
+from benchmarks.records.provenance import describe_launcher
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
 
 OFF = {"", "0", "no", "none", "false", "default"}
 """Values of what is not used, in lower case."""

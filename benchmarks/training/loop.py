@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.console import PrintableError, StopRequest, progress_bar, reason
-from benchmarks.records import NonFiniteError, Row
-from benchmarks.settings import Experiment
+from benchmarks.console.printing import PrintableError, progress_bar, reason
+from benchmarks.console.stopping import StopRequest
+from benchmarks.records.results import NonFiniteError
+from benchmarks.records.steps import Row
+from benchmarks.settings.experiment import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import TrainingState
 from pml_regularizers import GradientCache

@@ -7,20 +7,17 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
-from benchmarks.building import (
-    STARTING_WEIGHTS,
-    Datasets,
-    EmbeddingModel,
-    batch_norms,
-    build_datasets,
-    build_loss,
-    build_model,
-    show_to,
-)
-from benchmarks.console import keep_memory
-from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
-from benchmarks.records import check_trackers
-from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
+from benchmarks.building.images import Datasets, build_datasets, show_to
+from benchmarks.building.network import STARTING_WEIGHTS, EmbeddingModel, batch_norms, build_model
+from benchmarks.building.objective import build_loss
+from benchmarks.console.memory import keep_memory
+from benchmarks.datasets.decoded import DecodedImages
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
+from benchmarks.records.trackers import check_trackers
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
 from benchmarks.training.trial import TRIAL_IMAGES, take_trial_step

@@ -7,8 +7,9 @@ from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from benchmarks.building import EmbeddingModel, batch_norms, build_optimizer
-from benchmarks.settings import Experiment
+from benchmarks.building.network import EmbeddingModel, batch_norms
+from benchmarks.building.objective import build_optimizer
+from benchmarks.settings.experiment import Experiment
 from pml_regularizers import DistributedLoss, prepare_loss
 
 

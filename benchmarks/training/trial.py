@@ -7,9 +7,13 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from benchmarks.building import EmbeddingModel, build_optimizer, image_size
-from benchmarks.console import reason
-from benchmarks.settings import ConfigError, Data, Experiment
+from benchmarks.building.images import image_size
+from benchmarks.building.network import EmbeddingModel
+from benchmarks.building.objective import build_optimizer
+from benchmarks.console.printing import reason
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
 from benchmarks.training.loop import captured_terms, gradient_ratios
 from pml_regularizers import DistributedLoss, GradientCache
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import write_json
+from benchmarks.records.files import write_json
 
 RECORD: dict[str, Any] = {
     **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from benchmarks.records import write_json
+from benchmarks.records.files import write_json
 from benchmarks.run import main
 from benchmarks.training.loop import Pending, Trainer
 from pml_regularizers.distributed import all_gather

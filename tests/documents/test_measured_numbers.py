@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.settings import recipe_names
+from benchmarks.settings.recipe_files import recipe_names
 from speed.cases import CASES
 from tests.support.processes import ROOT
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.building.network import EmbeddingModel, batch_norms
-from benchmarks.datasets import IMAGE_DATASETS
+from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.settings.experiment import Data, Experiment
 from pml_regularizers import AttentionEnsemble, DistributedLoss, HORDELoss
 

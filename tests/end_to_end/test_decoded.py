@@ -9,11 +9,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from benchmarks.building import build_datasets
-from benchmarks.datasets import DecodedImages, ImageViews
+from benchmarks.building.images import build_datasets
+from benchmarks.datasets.decoded import DecodedImages
+from benchmarks.datasets.transforms import ImageViews
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.run import main
-from benchmarks.settings import parse
+from benchmarks.settings.command import parse
 from tests.benchmarks.runs import finished
 
 SIZES = {"owl": (40, 30), "emu": (30, 44), "jay": (36, 36), "auk": (50, 33), "ibis": (31, 64)}

@@ -12,11 +12,13 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.building import EmbeddingModel, build_datasets, build_model, show_to
 from benchmarks.building.frozen_stages import FrozenStages, stage_names
+from benchmarks.building.images import build_datasets, show_to
+from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.run import main
-from benchmarks.settings import ConfigError, parse
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
 from benchmarks.training.cached_views import CachedViews
 from tests.benchmarks.runs import finished, forget, mark_unfinished, same_on_all
 from tests.support.fake_trees import write_pictures

@@ -8,9 +8,10 @@ import torch
 from sklearn.decomposition import PCA
 
 from benchmarks import evaluate
-from benchmarks.evaluation import load_network, tester
+from benchmarks.evaluation import tester
+from benchmarks.evaluation.networks import load_network
 from benchmarks.export.__main__ import main as export
-from benchmarks.records import read_json
+from benchmarks.records.files import read_json
 from benchmarks.run import main
 from pml_regularizers import whitening_init_
 from tests.benchmarks.runs import ATTENTION, finished, mark_unfinished, same_on_all

@@ -6,7 +6,7 @@ from pytorch_metric_learning import losses
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.datasets import Glyphs
+from benchmarks.datasets.glyphs import Glyphs
 from pml_regularizers import EmbeddingHead, PooledFeaturesLoss, RankAccuracyCalculator
 
 SEEN = 200  # classes, and 100 others, of 12 images each

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import default_collate
 
-from benchmarks import evaluation, training
 from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
@@ -28,8 +27,10 @@ from benchmarks.evaluation.generalization_bound import (
 from benchmarks.evaluation.tester import Evaluator, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint, run_identity
 from benchmarks.records.steps import read_table
-from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
+from benchmarks.training import run as training_run
+from benchmarks.training.parts import start
+from benchmarks.training.run import OngoingRun
 from tests.benchmarks.runs import assert_same_trace, finished, forget, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
@@ -264,7 +265,7 @@ def test_what_cannot_be_done_is_said_before_the_training(short, tmp_path, capsys
 def test_sigterm_in_the_test_stops_the_run(short, tmp_path, monkeypatch):
     folder, arguments = tmp_path / "run", [*short, "--optimization.steps=2", "--resume"]
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "test_outputs", lambda *_: signal.raise_signal(signal.SIGTERM))
+        patch.setattr(training_run, "test_outputs", lambda *_: signal.raise_signal(signal.SIGTERM))
         assert runner.main([*arguments, f"--output={folder}"]) == 128 + signal.SIGTERM
     assert record_of(folder)["status"] == "stopped"
     assert finished(arguments, folder)["status"] == "finished"
@@ -287,7 +288,7 @@ def test_the_runner_trains_as_a_plain_loop(short, tmp_path):
     settings = [*short, horde(), f"--optimization.scheduler={schedule}", "--precision=float64"]
     settings += ["--optimization.steps=3", "--evaluation.every=2", f"--output={tmp_path / 'run'}"]
     command = parse(settings)
-    run = OngoingRun(command, settings, training.start(command.experiment))
+    run = OngoingRun(command, settings, start(command.experiment))
     with closing(run.record):
         model, loss = deepcopy((run.state.model, run.state.loss))
         optimizer, scheduler = build_optimizer(command.experiment.optimization, model, loss)

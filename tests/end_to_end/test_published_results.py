@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import records
 from benchmarks import study as command
-from benchmarks.settings import parse, read_study
-from benchmarks.studies import Results, Study, kept
-from benchmarks.studies.kept import name_of
+from benchmarks.settings.command import parse
+from benchmarks.settings.study_reading import read_study
+from benchmarks.studies import jobs, kept
+from benchmarks.studies.kept import Results, name_of
+from benchmarks.studies.study import Study
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +77,8 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.chdir(folder)
     for name in TEST_CLASSES:
         Path(name).touch()
-    monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
     weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
-    monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
+    monkeypatch.setattr(jobs, "file_digest", lambda path: TEST_CLASSES.get(path.name, weights))
     kinds = {kind: kind for kind in ("cars", "birds", "butterflies")}
     kinds |= {"mechanism_losses": "butterflies", "heads": "flowers"}
     test_classes = [

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.records import write_json
+from benchmarks.records.files import write_json
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main

@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.backbones import load_weights, register, weights
-from benchmarks.building import build_model
-from benchmarks.settings import ConfigError, Data, Model
+from benchmarks.backbones import register, weights
+from benchmarks.backbones.weights import load_weights
+from benchmarks.building.network import build_model
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.model import Model
 from tests.references import inception
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from benchmarks.building.class_paths import DESCRIBED, build, resolved
 from benchmarks.run import main
-from benchmarks.settings import read_entry, recipe_names
 from benchmarks.settings.command import parse
-from benchmarks.training import try_one_step
+from benchmarks.settings.recipe_files import read_entry, recipe_names
+from benchmarks.training.parts import try_one_step
 
 PML = "pytorch_metric_learning"
 SIZES = {"num_classes": 3, "in_channels": 8, "embedding_size": 8}

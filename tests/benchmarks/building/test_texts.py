@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from benchmarks.building.class_paths import build
-from benchmarks.settings import ConfigError
+from benchmarks.settings.errors import ConfigError
 
 
 class Colour(enum.Enum):

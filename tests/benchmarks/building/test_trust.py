@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building import build, resolved
-from benchmarks.building.class_paths import DESCRIBED
+from benchmarks.building.class_paths import DESCRIBED, build, resolved
 from benchmarks.run import main
-from benchmarks.settings import ConfigError
+from benchmarks.settings.errors import ConfigError
 
 HOSTILE = """
 from pathlib import Path

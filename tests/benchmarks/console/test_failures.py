@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.console import keep_memory, machine_failure
-from benchmarks.settings import parse
-from benchmarks.training import expected_failure
+from benchmarks.console.failures import machine_failure
+from benchmarks.console.memory import keep_memory
+from benchmarks.settings.command import parse
+from benchmarks.training.failures import expected_failure
 from tests.support.processes import environment
 
 MEMORY, WORKERS = "--data.batch_size", "--data.num_workers 0"

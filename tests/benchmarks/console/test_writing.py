@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from benchmarks.console import InUseError, OwnedFolder, alone, replacing
+from benchmarks.console.writing import InUseError, OwnedFolder, alone, replacing
 from tests.support.processes import ROOT, TIMEOUT
 
 COUNTER = """
 import math, sys
 from pathlib import Path
-from benchmarks.console import OwnedFolder, alone
+from benchmarks.console.writing import OwnedFolder, alone
 folder = Path(sys.argv[1])
 count = folder.with_name("count")
 input()

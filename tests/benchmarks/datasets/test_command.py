@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.datasets import IMAGE_DATASETS, __main__, verify_command
+from benchmarks.datasets import __main__
+from benchmarks.datasets.catalogue import IMAGE_DATASETS
+from benchmarks.datasets.remarks import verify_command
 from tests.support.fake_trees import cub
 
 

@@ -9,7 +9,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from benchmarks.datasets import ImageFolder, folder
+from benchmarks.datasets import folder
+from benchmarks.datasets.image_folder import ImageFolder
 from benchmarks.datasets.listing import DatasetError
 
 CLASSES = {"ant": 3, "bee": 2, "cat": 2, "Dog": 1, "eel": 2, "fox": 4}

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.datasets import DatasetError, Glyphs, glyphs
+from benchmarks.datasets import glyphs
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.listing import DatasetError
 from tests.support.seeded_views import assert_global_random_state_is_neither_read_nor_written
 
 FACES = 12

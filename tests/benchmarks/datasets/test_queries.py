@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.datasets import Ranking, answerable
+from benchmarks.datasets.queries import Ranking, answerable
 from benchmarks.evaluation.tester import rank
 
 N = 40

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pytorch_metric_learning.datasets import CUB, Cars196, StanfordOnlineProducts
 
-from benchmarks.datasets import IMAGE_DATASETS, load
-from benchmarks.datasets.listing import DatasetError, Listing
+from benchmarks.datasets.catalogue import IMAGE_DATASETS
+from benchmarks.datasets.listing import DatasetError, Listing, load
 from tests.support.fake_trees import cars, cub, inshop, sop
 
 SMALL: dict[str, tuple[str, Callable[..., Path]]] = {

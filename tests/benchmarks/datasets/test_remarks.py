@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.datasets import ImageSet, ImageViews, folder, table
+from benchmarks.datasets import folder, table
+from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.remarks import remarks
+from benchmarks.datasets.transforms import ImageViews
 
 VIEWS = ImageViews(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 

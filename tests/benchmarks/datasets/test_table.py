@@ -14,17 +14,15 @@ import pytest
 from PIL import Image
 from pyarrow import feather, parquet
 
-from benchmarks.building import build_datasets
-from benchmarks.datasets import (
-    DatasetError,
-    DecodedImages,
-    ImageSet,
-    __main__,
-    count_queries,
-    table,
-    verify_command,
-)
-from benchmarks.settings import ConfigError, Data
+from benchmarks.building.images import build_datasets
+from benchmarks.datasets import __main__, table
+from benchmarks.datasets.decoded import DecodedImages
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.queries import count_queries
+from benchmarks.datasets.remarks import verify_command
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
 
 SPLIT = "path,label,split"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation import outputs, tester
 from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics

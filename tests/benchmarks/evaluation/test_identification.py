@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation import identification
 from benchmarks.evaluation.identification import identify
 from benchmarks.reporting.identification import judge

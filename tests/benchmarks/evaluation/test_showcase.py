@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation.showcase import EXTREMES, NEIGHBOURS, neighbours, save_showcase
 from benchmarks.evaluation.tester import Measured, rank
 from tests.benchmarks.datasets.test_queries import ranked as in_ranking

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.datasets import Ranking
+from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation import identification, verification
 from benchmarks.evaluation.identification import identify
 from benchmarks.evaluation.verification import BINS, verify

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
-from benchmarks.evaluation import load_network
+from benchmarks.evaluation.networks import load_network
 from benchmarks.export.trained import embed
 from benchmarks.export.writing import example_query
 from benchmarks.records.files import write_json
-from benchmarks.settings import dump, read_yaml
+from benchmarks.settings.yaml_files import dump, read_yaml
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, views
 from tests.support.processes import ROOT
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import building
+from benchmarks.building.network import build_model
 from benchmarks.export.trained import Trained, embed
 from benchmarks.export.writing import SAME, _for_timm
-from benchmarks.settings import ConfigError, parse
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
 from tests.library.test_trunk_families import FAMILIES, model_of
 
 MODELS = FAMILIES | {
@@ -34,7 +35,7 @@ def test_a_family_is_exported_or_refused(family):
     options = [f"--model.trunk={name}", f"--model.trunk_args={json.dumps(arguments)}"]
     options += ["--data.dataset=folder", f"--data.image_size={side}", "--model.embedding_size=8"]
     experiment = parse(options).experiment
-    network = building.build_model(experiment.model, experiment.data).eval()
+    network = build_model(experiment.model, experiment.data).eval()
     with torch.no_grad():  # scales of 1, and gates of 0, would hide a difference
         for parameter in network.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))

@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import RunFolder, RunFolderError, load_checkpoint, run_identity
-from benchmarks.records.run_folder import saved_checkpoints
+from benchmarks.records.run_folder import (
+    RunFolder,
+    RunFolderError,
+    load_checkpoint,
+    run_identity,
+    saved_checkpoints,
+)
 
 INFO: dict[str, Any] = {
     "seed": 0,

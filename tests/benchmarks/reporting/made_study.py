@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks.settings import Comparison, StudyFile, StudyRow
-from benchmarks.settings.study_files import Seeds
+from benchmarks.settings.study_files import Comparison, Seeds, StudyFile, StudyRow
 
 NOISE = np.array([-0.3, 0.2, 0.4, -0.1, -0.2, 0.3, -0.4, 0.1, 0.25, -0.25])
 N = len(NOISE)

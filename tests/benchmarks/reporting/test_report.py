@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.console import printable
+from benchmarks.console.printing import printable
 from benchmarks.records.files import write_json
 from benchmarks.records.results import Run, digests, load_run
 from benchmarks.report import main
@@ -20,7 +20,7 @@ from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import differing_neighbours, neighbours
 from benchmarks.reporting.identification import judge
 from benchmarks.reporting.study_classes import confused
-from benchmarks.settings import ConfigError
+from benchmarks.settings.errors import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
     DATA,

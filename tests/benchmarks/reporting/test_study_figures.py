@@ -10,7 +10,7 @@ import pytest
 from benchmarks.reporting.paired import assess
 from benchmarks.reporting.svg import LETTERS, study_figures
 from benchmarks.reporting.verdicts import Finding
-from benchmarks.settings import CONTROL, StudyRow
+from benchmarks.settings.study_files import CONTROL, StudyRow
 from tests.benchmarks.reporting.made_study import NOISE, TRIPLET, N, compared, study_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -21,8 +21,7 @@ from benchmarks.reporting.study_html import study_html
 from benchmarks.reporting.study_page import Candidate, study_page
 from benchmarks.reporting.svg import study_figures
 from benchmarks.reporting.verdicts import judge
-from benchmarks.settings import CONTROL, StudyFile
-from benchmarks.settings.study_files import Seeds, StudyRow
+from benchmarks.settings.study_files import CONTROL, Seeds, StudyFile, StudyRow
 from tests.benchmarks.reporting.made_study import (
     BASE,
     HALF,

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building import resolved
+from benchmarks.building.class_paths import resolved
 from benchmarks.reporting.recipe_list import recipe_table
-from benchmarks.settings import parse, recipe_files
+from benchmarks.settings import recipe_files
+from benchmarks.settings.command import parse
 from benchmarks.tables import main
 from tests.benchmarks.made import DIVERGED, write_record
 from tests.benchmarks.reporting.made_runs import table

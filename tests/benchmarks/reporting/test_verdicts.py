@@ -10,8 +10,8 @@ from scipy import stats
 
 from benchmarks.reporting.paired import assess, crossed_error, holm
 from benchmarks.reporting.verdicts import Finding, judge, pooled
-from benchmarks.settings import CONTROL, ConfigError, StudyFile
-from benchmarks.settings.study_files import Seeds
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.study_files import CONTROL, Seeds, StudyFile
 from tests.benchmarks.reporting.made_study import (
     BASE,
     ERROR,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.building import resolved
+from benchmarks.building.class_paths import resolved
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,

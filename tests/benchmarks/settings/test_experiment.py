@@ -14,16 +14,13 @@ from torch import nn
 from benchmarks.building.network import EmbeddingModel, batch_norms, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.run import main
-from benchmarks.settings import (
-    ConfigError,
-    Data,
-    Model,
-    changed,
-    dump,
-    parse,
-    read_entry,
-    recipe_names,
-)
+from benchmarks.settings.command import parse
+from benchmarks.settings.data import Data
+from benchmarks.settings.differences import changed
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.model import Model
+from benchmarks.settings.recipe_files import read_entry, recipe_names
+from benchmarks.settings.yaml_files import dump
 from pml_regularizers import EmbeddingHead, VEMAttention
 
 OURS, PML = "pml_regularizers", "pytorch_metric_learning"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.settings import ConfigError, read_study
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.study_reading import read_study
 
 RATE = "optimization.learning_rate"
 DRAW = "--data.test_classes=draw.txt"

@@ -6,8 +6,9 @@ from math import inf
 
 import pytest
 
-from benchmarks.console import at_least
-from benchmarks.settings import ConfigError, parse
+from benchmarks.console.arguments import at_least
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.yaml_files import dump, load_yaml
 
 OTHER_NUMBERS = ("010", "-010", "0o17", "0x1F", "0b11", "1_000", "1:30", "1:30.5", "01e3", "007.5")

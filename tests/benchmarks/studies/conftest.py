@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import studies, training
+from benchmarks import study
 from benchmarks.settings import recipe_files
 from benchmarks.studies import kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
+from benchmarks.training import parts
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Trainings
 from tests.benchmarks.studies.toy import descends
 
@@ -19,7 +20,7 @@ from tests.benchmarks.studies.toy import descends
 @pytest.fixture
 def trainings(monkeypatch):
     """Nothing is built or trained."""
-    for module, name in ((studies, "try_out"), (search, "try_out"), (search, "try_one_step")):
+    for module, name in ((study, "try_out"), (search, "try_out"), (search, "try_one_step")):
         monkeypatch.setattr(module, name, lambda *arguments: None)
 
     def install(*arguments: Any) -> Trainings:
@@ -68,7 +69,7 @@ def toy(tmp_path, monkeypatch):
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
-    monkeypatch.setattr(training, "build_parts", lambda *arguments: None)
+    monkeypatch.setattr(parts, "build_parts", lambda *arguments: None)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.records import write_json
+from benchmarks.records.files import write_json
 from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import RECORD
 

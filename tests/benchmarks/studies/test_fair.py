@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import t as student_t
 
 from benchmarks import fair
-from benchmarks.console import OwnedFolder
-from benchmarks.records import write_json
+from benchmarks.console.writing import OwnedFolder
+from benchmarks.records.files import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import DIVERGED, RECORD

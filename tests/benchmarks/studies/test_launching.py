@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.console import OwnedFolder
-from benchmarks.settings import parse
+from benchmarks.console.writing import OwnedFolder
+from benchmarks.settings.command import parse
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job, make_job
 from benchmarks.studies.launching import Launcher
@@ -105,7 +105,7 @@ def test_a_killed_launcher_leaves_no_run_behind(run, fork):
         import sys, time
         from pathlib import Path
         from benchmarks.studies import launching
-        from benchmarks.settings import parse
+        from benchmarks.settings.command import parse
         from benchmarks.studies.jobs import make_job
         launching.RUN, folder = map(Path, sys.argv[1:])
         launching.Launcher(fork={fork}).start(make_job(parse([]), folder, {{}}))

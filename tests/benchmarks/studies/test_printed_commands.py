@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import study
-from benchmarks.records import load_run
 from benchmarks.records.provenance import describe_session
+from benchmarks.records.results import load_run
 from tests.benchmarks.studies.toy import RATE, finish
 
 

@@ -13,9 +13,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from benchmarks import fair
 from benchmarks.building import images
-from benchmarks.datasets import Glyphs
+from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.run import main
-from benchmarks.settings import ConfigError, changed, parse
+from benchmarks.settings.command import parse
+from benchmarks.settings.differences import changed
+from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import read_space

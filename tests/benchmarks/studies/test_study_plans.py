@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import studies
-from benchmarks.settings import read_study
-from benchmarks.studies import Results, Study, kept
+from benchmarks.settings.study_reading import read_study
+from benchmarks.studies import auditing, kept
 from benchmarks.studies.jobs import Job
+from benchmarks.studies.kept import Results
+from benchmarks.studies.study import Study
 from tests.benchmarks.studies.toy import change, command, finish, kept_study
 
 
@@ -29,7 +30,7 @@ def tested(toy, trained_by):
 def registration() -> tuple[str, dict[str, bool]]:
     made = kept_study()
     found = made.found()
-    return studies.registration(made, found), studies.registered(made, found)
+    return auditing.registration(made, found), auditing.registered(made, found)
 
 
 def test_the_plan_is_registered_before_the_first_test(tested):

@@ -11,15 +11,17 @@ import pytest
 import yaml
 from PIL import Image
 
-from benchmarks import training
-from benchmarks.building import build_datasets
-from benchmarks.console import alone
-from benchmarks.records import load_run
-from benchmarks.settings import read_study
-from benchmarks.studies import Queue, Results, Study
+from benchmarks.building.images import build_datasets
+from benchmarks.console.writing import alone
+from benchmarks.records.results import load_run
+from benchmarks.settings.study_reading import read_study
 from benchmarks.studies.jobs import Job, plan
+from benchmarks.studies.kept import Results
 from benchmarks.studies.launching import Launcher
-from benchmarks.training import build_parts
+from benchmarks.studies.queue import Queue
+from benchmarks.studies.study import Study
+from benchmarks.training import parts
+from benchmarks.training.parts import build_parts
 from tests.benchmarks.made import RECORD
 from tests.benchmarks.studies.toy import RATE, change, command, finish, kept_study
 from tests.support.processes import ROOT
@@ -42,7 +44,7 @@ def folders(toy):
 
 
 def test_what_does_not_fit_is_told_before_the_first_run(folders, capsys, monkeypatch):
-    monkeypatch.setattr(training, "build_parts", build_parts)
+    monkeypatch.setattr(parts, "build_parts", build_parts)
     sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
     assert command("--data.root=a", "--", *sizes) == 2
     told = capsys.readouterr().err

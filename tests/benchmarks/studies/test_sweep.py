@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.records import RunFolder, write_json
-from benchmarks.settings import parse, recipe_files
+from benchmarks.records.files import write_json
+from benchmarks.records.run_folder import RunFolder
+from benchmarks.settings import recipe_files
+from benchmarks.settings.command import parse
 from benchmarks.studies.jobs import Job, plan, trainings
 from benchmarks.studies.launching import Launcher
 from benchmarks.sweep import main

@@ -6,9 +6,10 @@ from typing import Any
 import yaml
 
 from benchmarks import study
-from benchmarks.settings import read_study
-from benchmarks.studies import Results, Study
+from benchmarks.settings.study_reading import read_study
 from benchmarks.studies.jobs import Job
+from benchmarks.studies.kept import Results
+from benchmarks.studies.study import Study
 from tests.benchmarks.made import write_record
 
 RATE = "optimization.learning_rate"

@@ -10,7 +10,8 @@ import torch
 from accelerate.utils import set_seed
 from pytorch_metric_learning.samplers import MPerClassSampler
 
-from benchmarks.settings import ConfigError, Data
+from benchmarks.settings.data import Data
+from benchmarks.settings.errors import ConfigError
 from benchmarks.training import batches
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import seed_generators

@@ -9,10 +9,13 @@ from accelerate import Accelerator
 from PIL import Image
 
 from benchmarks.building import network
-from benchmarks.records import describe_launcher
+from benchmarks.records.provenance import describe_launcher
 from benchmarks.run import main
-from benchmarks.settings import ConfigError, parse
-from benchmarks.training import check_launcher, parts, trial, try_one_step
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
+from benchmarks.training import parts, trial
+from benchmarks.training.launcher import check_launcher
+from benchmarks.training.parts import try_one_step
 from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
 
 PML = "pytorch_metric_learning"

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import training
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
+from benchmarks.training import run
+from benchmarks.training.parts import build_parts
 from tests.benchmarks.runs import forget, mark_unfinished
 from tests.support.processes import TINY
 
@@ -48,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run. Network and images, which are not what is attacked, are built once."""
     made: list[Any] = []
-    build = training.build_parts
+    build = build_parts
 
     def parts(*arguments: Any) -> Any:
         if not made:
@@ -57,7 +58,7 @@ def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         model, loss, sampler = deepcopy((model, loss, sampler))
         return model, datasets, loss, sampler
 
-    monkeypatch.setattr(training, "build_parts", parts)
+    monkeypatch.setattr(run, "build_parts", parts)
     assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
     return tmp_path / "whole"
 

@@ -21,9 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.building.class_paths import DESCRIBED, resolved
-from benchmarks.console import printable
-from benchmarks.settings import ConfigError, Experiment, parse
-from benchmarks.training import try_one_step
+from benchmarks.console.printing import printable
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
+from benchmarks.training.parts import try_one_step
 from tests.support.processes import TIMEOUT
 
 PACKAGES = ("benchmarks", "pml_regularizers", "pytorch_metric_learning", "timm", "torch")
