@@ -94,6 +94,6 @@ def trained_by(monkeypatch):
                     self.jobs += jobs
                     train(jobs)
 
-        monkeypatch.setattr("benchmarks.studies.Queue", Trained)
+        monkeypatch.setattr("benchmarks.studies.queue.Queue", Trained)
 
     return replace
