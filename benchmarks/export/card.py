@@ -1,6 +1,5 @@
 """The model card of an export."""
 
-import shlex
 from dataclasses import replace
 from math import floor
 from pathlib import Path
@@ -38,27 +37,15 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     }
 
 
-def _names_alone(value: Any, names: dict[str, str]) -> Any:
-    """Settings with the names of files for their paths, which are private; `names` takes these paths."""
+def _names_alone(value: Any) -> Any:
+    """Settings with the names of files for their paths, which are private."""
     if isinstance(value, dict):
-        return {key: _names_alone(inner, names) for key, inner in value.items()}
+        return {key: _names_alone(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_names_alone(inner, names) for inner in value]
+        return [_names_alone(inner) for inner in value]
     if isinstance(value, str) and value.startswith(("/", "~", "../", "file:")):
-        return names.setdefault(value, Path(value).name or value)
+        return Path(value).name or value
     return value
-
-
-def _command(text: str, names: dict[str, str]) -> str:
-    """A command with the names of files for their paths."""
-    words = []
-    for word in shlex.split(text):
-        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        value = _names_alone(value, names)
-        for path in sorted(names, key=len, reverse=True):
-            value = value.replace(path, names[path])
-        words.append(f"{option}{equals}{value}")
-    return shlex.join(words)
 
 
 def card(trained: Trained, difference: float) -> str:
@@ -74,17 +61,14 @@ def card(trained: Trained, difference: float) -> str:
     entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
     data = trained.experiment.data
     own = data.dataset in ("folder", "table")
-    names: dict[str, str] = {}
-    config = _names_alone(info["config"], names)
-    command = info.get("command") and _command(info["command"], names)
     return fill(
         Path(__file__).with_suffix(".md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
         **{"thresholds": trained.thresholds, "file": THRESHOLDS},
         known=known_or_unknown({} if "identification" in info else trained.thresholds or {}),
         **{"view": view, "results": results, "tested": tested and tested.info},
-        **{"step": trained.step, "command": command},
-        config=dump(config),
+        step=trained.step,
+        config=dump(_names_alone(info["config"])),
         images=(own and data.root.name.strip(".")) or info["data"]["name"],
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),

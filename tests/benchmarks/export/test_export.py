@@ -1,8 +1,6 @@
 """The exported network equals the checkpoint's, read back by timm; its card; mistakes write nothing."""
 
-import json
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +24,9 @@ from benchmarks.export.__main__ import main
 from benchmarks.export.card import card, preprocessing
 from benchmarks.export.trained import embed, load_trained
 from benchmarks.records.files import read_json, write_json
+from benchmarks.settings.command import parse
 from benchmarks.settings.data import Data
+from benchmarks.settings.yaml_files import dump, read_yaml
 from tests.benchmarks.export.conftest import SIZE, VEM, change, make_run, rebuilt, save, views
 from tests.support.processes import ROOT
 from tests.support.tolerances import assert_close
@@ -308,6 +308,13 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
     return card(replace(trained, run=run, experiment=experiment), 0.0)
 
 
+def settings_of(card: str) -> Any:
+    """The settings of a card, all of whose lines are indented."""
+    block = card.partition("</summary>\n")[2].partition("</details>")[0]
+    assert all(line.startswith("    ") for line in block.splitlines() if line)
+    return yaml.safe_load(block)
+
+
 def test_the_card_tells_what_was_measured(trained, exported):
     text = (exported / "README.md").read_text()
     info = read_json(trained / "run.json")
@@ -325,16 +332,24 @@ def test_a_card_names_ones_own_folder_and_no_path_to_it(plain):
     trained = load_trained(plain)
     data = replace(trained.experiment.data, dataset="folder", root=Path("/home/me/my shoes"))
     paths = {"root": "/home/me/my= shoes", "weights": "/home/me,/a b.pt", "url": "https://x.org/a"}
-    words = ["run.py", f"--data={json.dumps(paths)}", "--output=/home/me/out", "../me/y"]
-    info = {"command": shlex.join(words), "config": {"data": {**paths, "stage": "a/b"}}}
+    info = {"command": "run.py --x=/home/me", "config": {"data": {**paths, "stage": "a/b"}}}
     run = replace(trained.run, info=trained.run.info | info)
     experiment = replace(trained.experiment, data=data)
     text = card(replace(trained, run=run, experiment=experiment), 0.0)
     assert " on my shoes\n" in text
-    shown = json.dumps({"root": "my= shoes", "weights": "a b.pt", "url": "https://x.org/a"})
-    assert f"--data={shown}" in text and "--output=out y" in text
-    assert "root: my= shoes" in text and "stage: a/b" in text
-    assert "/home" not in text
+    kept = {"root": "my= shoes", "weights": "a b.pt", "url": "https://x.org/a", "stage": "a/b"}
+    assert settings_of(text) == {"data": kept} and "/home" not in text
+
+
+def test_the_cards_command_trains_the_same(trained, pictures, exported, tmp_path):
+    """With its settings in a file, and the folder of images put in."""
+    text = (exported / "README.md").read_text()
+    [command] = re.findall("`python (benchmarks/run.py [^`]+)`", text)
+    (tmp_path / "settings.yaml").write_text(dump(settings_of(text)))
+    words = command.replace("settings.yaml", f"{tmp_path / 'settings.yaml'}").split()[1:]
+    words[words.index("RUN")] = read_yaml(trained / "config.yaml")["output"]
+    again = parse([*words, f"--data.root={pictures}"])
+    assert again.experiment == parse([f"--config={trained / 'config.yaml'}"]).experiment
 
 
 def test_the_card_of_an_unfinished_run_has_no_results(plain):
@@ -347,11 +362,9 @@ def test_the_card_of_an_unfinished_run_has_no_results(plain):
 
 def test_a_setting_writes_no_lines_into_the_card(plain):
     lines = "x\n\n# Mine\n\n```\n\n````\n# Mine"
-    text, settings = told(plain, {"config": {"label": lines}}).split("<summary>")
-    assert "# Mine" not in text
-    block = settings.partition("</summary>\n")[2].partition("</details>")[0]
-    assert all(line.startswith("    ") for line in block.splitlines() if line)
-    assert yaml.safe_load(block)["label"] == lines
+    text = told(plain, {"config": {"label": lines}})
+    assert "# Mine" not in text.partition("<summary>")[0]
+    assert settings_of(text)["label"] == lines
 
 
 def test_the_card_imports_the_trunks_that_timm_lacks(plain):
