@@ -124,6 +124,11 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         label, face = divmod(index, len(FACES))
         return f"{self.class_names[label]}, {list(FACES)[face]}"
 
+    def drawing(self, index: int) -> Pixels:
+        """An image as it was drawn, (S, S), not perturbed."""
+        image: Pixels = self._images[index]
+        return image
+
     @staticmethod
     def to_picture(image: torch.Tensor) -> Pixels:
         """Undo the normalisation of an item's image: (1, S, S) float -> (S, S) uint8."""

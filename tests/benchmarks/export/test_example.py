@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
+from benchmarks.datasets import drawn
 from benchmarks.evaluation.networks import load_network
 from benchmarks.export.trained import embed
 from benchmarks.export.writing import example_query
@@ -143,7 +144,7 @@ def test_the_example_shows_the_images_upright(exported, tmp_path, search):
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
     assert len(pictures) == text.count("<img") == 3 and "://" not in text
     assert text.count("<b>a &lt;b&gt;</b>") == 1 and "in a &lt;b&gt;" in text
-    assert re.findall(r"\d ([✓✗])<br>", text) == ["✓", "✗"]
+    assert re.findall(r"<b>([✓✗])</b> \d", text) == ["✓", "✗"]
     with Image.open(io.BytesIO(base64.b64decode(pictures[1]))) as shown:
         assert shown.size == (30, 60)
         assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
@@ -252,3 +253,18 @@ def test_an_index_embeds_what_is_new(exported, pictures, tmp_path, search):
         index.write_bytes(content)
         status, _, errors = search(model, root, kept, f"--index={index}")
         assert (status, index.read_bytes()) == (2, content) and told in errors
+
+
+@pytest.mark.slow
+def test_the_network_that_is_shipped_finds_characters_that_it_has_not_seen(tmp_path, search):
+    images = tmp_path / "images"
+    assert drawn.main([str(images), "--classes=20"]) == 0
+    assert len(list(images.glob("*/*.png"))) == 20 * 12
+    shipped = ROOT / "examples" / "glyphs"
+    status, printed, _ = search(shipped, images, images, "--neighbours=1")
+    queries = re.findall(r"^/.*/(.+)/.+\.png\n.* /.*/(.+)/.+\.png$", printed, re.MULTILINE)
+    right = [query == answer for query, answer in queries]
+    assert status == 0 and len(right) == 20 * 12 and np.mean(right) > 0.9
+    with pytest.raises(SystemExit) as stop:  # it is not empty any more
+        drawn.main([str(images)])
+    assert stop.value.code == 2
