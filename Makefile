@@ -8,7 +8,7 @@ RUNS ?= runs
 
 RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 
-.PHONY: help install demo pretraining claims speed gpu docs notebooks test test-all test-release lint format clean
+.PHONY: help install demo pretraining picture claims speed gpu docs notebooks test test-all test-release lint format clean
 
 help:
 	@echo "make demo          train with and without HORDE on built-in data; ends with a report"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-release  the packages in fresh environments, the report in Chromium"
 	@echo "make lint          ruff and mypy; make format mends what ruff can"
 	@echo "make docs          the site of all pages, in site/index.html"
+	@echo "make picture       docs/assets/neighbours.png: a search among drawn products"
 	@echo "make notebooks     the outputs that the notebooks keep"
 	@echo "make speed         the tables of docs/speed.md"
 	@echo "make gpu           what needs a GPU, measured into docs/gpu.md; BUNDLE=DIR: without a network"
@@ -56,6 +57,21 @@ pretraining: install
 		$(BIN)/python -m benchmarks.export $(RUNS)/pretraining/seed$$seed \
 			--output $(RUNS)/pretraining/seed$$seed-timm || exit 1; \
 	done
+
+# docs/assets/neighbours.png: a search among drawn products by a network that was trained on others; needs Chromium.
+PRODUCTS := $(RUNS)/products
+picture: install
+	$(BIN)/python tools/products.py $(PRODUCTS)/seen --classes 120
+	$(BIN)/python tools/products.py $(PRODUCTS)/shop --classes 24 --seed 1
+	$(BIN)/python tools/products.py $(PRODUCTS)/others --classes 18 --images 1 --seed 2
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py --recipe glyphs/demo/binomial \
+		--data.dataset folder --data.root $(PRODUCTS)/seen --data.image_size 64 --data.train_classes null \
+		--optimization.steps 500 --optimization.learning_rate 1e-3 --evaluation.verification true --output $(PRODUCTS)/run
+	$(BIN)/python -m benchmarks.export $(PRODUCTS)/run --output $(PRODUCTS)/network
+	$(BIN)/python examples/search_folder.py $(PRODUCTS)/network $(PRODUCTS)/shop $(PRODUCTS)/shop/teapot-03/03.jpg \
+		$(PRODUCTS)/others/mug-01/01.jpg --html $(PRODUCTS)/neighbours.html
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=640,995 \
+		--screenshot=docs/assets/neighbours.png file://$(abspath $(PRODUCTS))/neighbours.html
 
 # The page docs/claims.md and its figures: some ten core-hours, two runs at a time; goes on where it was stopped.
 claims: install
