@@ -35,7 +35,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		|| echo "warning: $(PYTHON) is newer than Python 3.14, the newest that the pinned versions are chosen for"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-		--editable '.[benchmarks,search,docs,dev]'
+		--editable '.[benchmarks,search,docs,dev,test]'
 	touch $@
 
 $(VENV)/cluster: $(VENV)/installed
