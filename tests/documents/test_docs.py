@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def examples(text: str) -> list[str]:
     """The Python blocks of a page, and what its diffs add to or leave of a program."""
-    blocks = re.findall(r"```(python|diff)\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"^```(python|diff)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return [
         re.sub(r"^(-.*\n|[+ ] |$)", "", code, flags=re.MULTILINE) if kind == "diff" else code
         for kind, code in blocks
