@@ -20,7 +20,7 @@ from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
 from .functional.checks import check_batch, is_hidden, offered_by
-from .functional.precision import full_precision
+from .functional.precision import full_precision, without_autocast
 from .unoptimized import watch
 
 _REMEDY = (
@@ -190,7 +190,7 @@ class DistributedLoss(nn.Module):
         watch(self.loss, embeddings)
         token = _own.set(embeddings)
         try:
-            with torch.autocast(embeddings.device.type, enabled=False):
+            with without_autocast(embeddings):
                 loss = self._loss(rows, None if several else indices_tuple, features)
         finally:
             _own.reset(token)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
 from ..functional.checks import check_batch
-from ..functional.precision import full_precision
+from ..functional.precision import full_precision, without_autocast
 from ..unoptimized import watch
 from .feature_maps import FeatureModule, first_tensor
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadStack
@@ -194,7 +194,7 @@ class FeatureLoss(BaseMetricLossFunction):
                 )
         _calls.stack.append((self, tree_map(full_precision, given)))
         try:
-            with torch.autocast(embeddings.device.type, enabled=False):
+            with without_autocast(embeddings):
                 yield
         finally:
             _calls.stack.pop()

@@ -31,9 +31,13 @@ def in_float64(x: Tensor) -> Tensor:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """A context that switches autocast off on the device of `x`; free where it is off."""
+    """A context that switches autocast off on the device of `x`; free where it is off.
+
+    PyTorch 2.4 has no autocast on Apple's GPU, and refuses to be asked for it.
+    """
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else nullcontext()
 
 
 def call_in_full_precision(loss: nn.Module, vectors: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import without_autocast
+
 BLOCK = 2**20
 """Numbers of a projection per block of columns: 4 MiB in float32, which a CPU caches."""
 GPU_BLOCK = 2**25
@@ -68,7 +70,7 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(gradient.device.type, enabled=False):  # as in the forward pass
+        with without_autocast(gradient):  # as in the forward pass
             return _backward(ctx, gradient)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..features.feature_maps import to_tokens
 from ..functional.checks import at_least, one_of
+from ..functional.precision import without_autocast
 from ..functional.products import summed_products
 from ..functional.sketches import draw_table, fast_width, summed_convolutions
 
@@ -152,7 +153,7 @@ class HighOrderMoments(nn.Module):
             count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
         # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
         size = _root_mean_square(x.detach(), count)
-        with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
+        with without_autocast(x):  # keeps the products precise
             moments = self._moments(x, size, count)
         return [z * size**k for k, z in enumerate(moments, start=2)] if self.scale else moments
 

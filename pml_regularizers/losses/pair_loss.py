@@ -8,7 +8,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from ..functional.precision import full_precision
+from ..functional.precision import full_precision, without_autocast
 
 
 class PairLoss(GenericPairLoss):
@@ -31,7 +31,7 @@ class PairLoss(GenericPairLoss):
     ) -> Any:
         if ref_emb is not None:
             ref_emb = full_precision(ref_emb)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings):
             return super().forward(
                 full_precision(embeddings), labels, indices_tuple, ref_emb, ref_labels
             )

@@ -75,8 +75,14 @@ def test_the_wheel_runs_readmes_example_and_passes_the_librarys_tests(
         file = run(python, "-W", "error", "example.py", folder=tmp_path).strip()
         assert Path(file).is_relative_to(name)
 
-        # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton.
-        eager = ["-k", "not compile and not interpreter"] if bounds else []
-        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *eager]
+        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+        if bounds:
+            # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton; on
+            # Apple's GPUs it lacks the gradient of cdist.
+            options += ["-k", "not compile and not interpreter"]
+            on_apple = "tests/library/test_devices.py::test_losses_on_a_device_without_float64"
+            options += [
+                f"--deselect={on_apple}[{name}]" for name in ("pooled features", "JRS, Laplace")
+            ]
         printed = run(python, "-m", "pytest", *options, "tests/library", folder=unpacked)
         assert int(re.findall(r"(\d+) passed", printed)[-1]) > 300
