@@ -31,6 +31,7 @@ assert NOTEBOOKS
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in PML's trainers
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # in transformers' Trainer
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # in Lightning, of torch
 @pytest.mark.parametrize(
     "page",
