@@ -132,6 +132,7 @@ _HORDE = Former(
 CLASSES: dict[str, Former] = {
     "BinomialDevianceLoss": Former(rewrite=_stated_sum),
     "CosinePowersLoss": Former(renamed={"power_weights": ("power_weight", {})}),
+    "DenseNPairsLoss": Former(rewrite=_stated_sum),
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
     "HORDELoss": _HORDE,
     "OnePositionHORDELoss": _HORDE,

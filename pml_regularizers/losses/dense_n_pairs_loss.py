@@ -3,16 +3,17 @@
     L = sum over i of log(1 + sum over j with y_j != y_i of exp(x_i^T x_j - x_i^T x_{i+}))      eq. 9
 
 The paper's batches hold two images of each class, so that x_{i+} is the other one; here every positive of i gives
-a term. PML's `NPairsLoss` is a different loss: one image per class is an anchor, and only the positives of other
-classes are its negatives. PML's `NTXentLoss(temperature=1)` on inner products equals this function until a pair
-costs about 80 in float32, and is nearly constant from there on; inner products are not bounded.
+a term. The default is the mean of the terms; `reducer=SumReducer()` gives eq. 9.
+
+PML's `NPairsLoss` is a different loss: one image per class is an anchor, and only the positives of other classes
+are its negatives. PML's `NTXentLoss(temperature=1)` on inner products equals this function until a pair costs about
+80 in float32, and is nearly constant from there on; inner products are not bounded.
 """
 
 from typing import Any
 
 import torch
 from pytorch_metric_learning.distances import DotProductSimilarity
-from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,8 +29,8 @@ class DenseNPairsLoss(PairLoss):
 
     Default distance: `DotProductSimilarity(normalize_embeddings=False)`: eq. 9 takes inner products of embeddings
     that are not normalised.
-    Default reducer: `SumReducer()`, eq. 9. `PerAnchorReducer(SumReducer())` averages over an anchor's
-    positives; `DivisorReducer()` divides the sum by the number of images.
+    Default reducer: `MeanReducer()`, over the positive pairs. With eq. 9's `SumReducer()`, the value grows with the
+    batch; `DivisorReducer()` divides the sum by the number of images.
     Reducer input: **loss**, one value per positive pair, reduction type "pos_pair".
 
     Shape:
@@ -38,8 +39,8 @@ class DenseNPairsLoss(PairLoss):
     Example:
         >>> import torch
         >>> loss = DenseNPairsLoss()
-        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))  # 4 log(1 + 2)
-        tensor(4.3944)
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))  # log(1 + 2)
+        tensor(1.0986)
     """
 
     def _compute_loss(
@@ -54,6 +55,3 @@ class DenseNPairsLoss(PairLoss):
 
     def get_default_distance(self) -> Any:
         return DotProductSimilarity(normalize_embeddings=False)
-
-    def get_default_reducer(self) -> Any:
-        return SumReducer()

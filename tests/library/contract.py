@@ -205,7 +205,11 @@ LOSSES: dict[str, Case] = {
                 base_losses.ecaml_binomial,
             ),
             ("contrastive", CosineContrastiveLoss, base_losses.horde_contrastive),
-            ("n-pairs", DenseNPairsLoss, base_losses.ecaml_n_pair),
+            (
+                "n-pairs",
+                partial(DenseNPairsLoss, reducer=reducers.SumReducer()),
+                base_losses.ecaml_n_pair,
+            ),
         )
     },
     **{

@@ -34,7 +34,7 @@ def test_pairs_of_equal_images_count_in_the_mean() -> None:
 
 OURS = {
     "contrastive": (CosineContrastiveLoss, oracle.horde_contrastive),
-    "n_pairs": (DenseNPairsLoss, oracle.ecaml_n_pair),
+    "n_pairs": (lambda: DenseNPairsLoss(reducer=SumReducer()), oracle.ecaml_n_pair),
     "binomial": (lambda: BinomialDevianceLoss(reducer=SumReducer()), binomial_deviance),
     "binomial_sum": (
         lambda: BinomialDevianceLoss(balanced=False, reducer=SumReducer()),
