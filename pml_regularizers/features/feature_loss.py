@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
-from ..functional.checks import check_batch
+from ..functional.checks import OwnArguments, check_batch
 from ..functional.precision import full_precision, without_autocast
 from ..unoptimized import watch
 from .feature_maps import FeatureModule, first_tensor
@@ -31,7 +31,7 @@ _calls = ThreadStack()
 """The losses being called in this thread, with their features."""
 
 
-class FeatureLoss(BaseMetricLossFunction):
+class FeatureLoss(OwnArguments, BaseMetricLossFunction):
     """Base of the losses that read features besides the embeddings.
 
     Half-precision inputs are raised to float32 and autocast is off inside; the loss's parameters are never recast.

@@ -1,6 +1,7 @@
 """Checks of arguments, with one wording for all losses, and what a loss inside another one offers."""
 
 import copy
+import inspect
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -9,6 +10,24 @@ import torch
 from pytorch_metric_learning.losses import MarginLoss, NormalizedSoftmaxLoss, ProxyNCALoss
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+
+
+class OwnArguments:
+    """A base before PML's, which names our class for an unknown argument, and refuses a distance without a use."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        try:
+            super().__init__(**kwargs)
+        except TypeError as error:
+            _, unknown, name = str(error).partition("got an unexpected keyword argument ")
+            if not unknown:
+                raise
+            known = ", ".join(inspect.signature(type(self)).parameters)
+            raise TypeError(
+                f"{type(self).__name__}: {unknown}{name}; it takes {known}: see its documentation"
+            ) from None
+        if kwargs.get("distance") is not None and self.get_default_distance() is None:  # type: ignore[attr-defined]
+            raise ValueError(f"distance: {type(self).__name__} has no use for one; leave it out")
 
 
 def at_least(name: str, value: Any, least: float) -> None:

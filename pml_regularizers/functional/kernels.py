@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..offered.losses.jrs_loss import gaussian_mixture, mean_distance
-from .checks import at_least
+from .checks import OwnArguments, at_least
 from .precision import full_precision, in_float64, without_autocast
 
 
@@ -64,7 +64,7 @@ def diagonal(matrix: Tensor) -> Tensor:
     return matrix.tril().triu().sum(dim=1) if compiling else matrix.diagonal()
 
 
-class ReproducingKernel(ModuleWithRecords):
+class ReproducingKernel(OwnArguments, ModuleWithRecords):
     """Base of the kernels: positive semi-definite functions of all pairs of rows.
 
     Half-precision rows are raised to float32 and autocast is off inside.

@@ -93,10 +93,6 @@ class JRDLoss(FeatureLoss):
         regularizer: Literal["jrs", "jmmd", "jintra"] = "jrs",
         **kwargs: Any,
     ) -> None:
-        if kwargs.pop("distance", None) is not None:
-            raise ValueError(
-                "distance: AM-softmax uses cosines, and the similarity uses kernels; pass kernels={...}"
-            )
         super().__init__(**kwargs)
         at_least("num_classes", num_classes, 1)
         at_least("embedding_size", embedding_size, 1)

@@ -8,10 +8,11 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
+from ..functional.checks import OwnArguments
 from ..functional.precision import full_precision, without_autocast
 
 
-class PairLoss(GenericPairLoss):
+class PairLoss(OwnArguments, GenericPairLoss):
     """Base of the losses on a matrix of distances and the masks of its positive and negative pairs.
 
     Half-precision embeddings are raised to float32, and autocast is off inside. Mined triplets count as pairs,

@@ -193,7 +193,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: jrd(similarity_weight=-1.0), "similarity_weight: expected at least 0, got -1.0"),
     (lambda: jrd(representations="pooled"), "representations: expected names"),
     (lambda: jrd(representations=["classes"], kernels={"a": LINEAR}), r"representations: .*\(a\)"),
-    (lambda: jrd(distance=nn.Identity()), "distance: AM-softmax uses cosines"),
+    *(
+        (partial(make, distance=nn.Identity()), "distance: JR.* has no use for one; leave it out")
+        for make in (jrd, JRSRegularizer)
+    ),
     (lambda: jrd()(X, LABELS + 1, features=POOLED), r"labels: .*num_classes=3\), got 1 to 3"),
     (lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED), r"embeddings: .*\(N, 5\), got .*6, 4"),
     (lambda: JRSRegularizer()(X, LABELS, features={"pooled": MAP}), "features: .* pooled, got"),
@@ -223,6 +226,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "query_groups, reference_groups: expected both or none, got one",
     ),
 ]
+
+
+@pytest.mark.parametrize("make", [horde, BinomialDevianceLoss, LaplaceKernel, VarianceRegularizer])
+def test_an_unknown_argument_is_named_with_our_class(make: Any) -> None:
+    name = getattr(make, "__name__", "").replace("horde", "HORDELoss")
+    with pytest.raises(TypeError, match=f"^{name}: .* argument 'orders'; it takes .*, kwargs: see"):
+        make(orders=3)
 
 
 @pytest.mark.filterwarnings(
