@@ -21,7 +21,7 @@ from .losses.high_order_moments import HighOrderMoments
 from .losses.horde_loss import HORDELoss
 from .losses.jrd_loss import JRDLoss
 from .losses.pooled_features_loss import PooledFeaturesLoss
-from .optimizer_groups import check_optimized, parameter_groups
+from .optimizer_groups import parameter_groups
 from .regularizers.energy_confusion import EnergyConfusionRegularizer
 from .regularizers.joint_similarity import JRSRegularizer
 from .regularizers.joint_similarity_ablations import (
@@ -70,7 +70,6 @@ __all__ = [  # noqa: RUF022 - grouped by kind, as a reader looks for them
     "prepare_loss",
     "GradientCache",
     "parameter_groups",
-    "check_optimized",
     # Reproducing kernels, and the accuracy of rankings.
     "ExponentialKernel",
     "GaussianKernel",

@@ -1,10 +1,9 @@
-"""Parameter groups of a network and its loss, and a check that an optimizer has every parameter.
+"""Parameter groups of a network and its loss.
 
 Losses have parameters of their own (projections, proxies, class weights). A module that needs settings of its own
 states them in a class attribute, as `VEMAttention` does: `optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}`.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,37 +82,6 @@ def parameter_groups(
             f"module or a parameter, as in {', '.join(groups) or 'model'}"
         )
     return list(groups.values())
-
-
-def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
-    """Warn of parameters that no optimizer has; PML would silently leave them untrained.
-
-    Args:
-        loss: Any loss, wrapped or not; a network works as well. Frozen parameters do not count.
-        *optimizers: All optimizers that take steps, Accelerate's included, as in
-            `check_optimized(loss, *trainer.optimizers.values())`.
-
-    Returns:
-        The names of the parameters that are not trained.
-
-    Example:
-        >>> import torch
-        >>> from pytorch_metric_learning import losses
-        >>> check_optimized(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
-        []
-    """
-    names = {parameter: path for path, parameter, _ in _trained(loss, "", {}, {})}
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        for parameter in group["params"]:
-            names.pop(parameter, None)
-    if names:
-        warnings.warn(
-            f"no optimizer got {len(names)} of {type(loss).__name__}'s parameters, which will stay as they are: "
-            f"{', '.join(names.values())}. Make one of parameter_groups(model, loss, lr=...), after wrapping and "
-            'copying; in a PML trainer, pass optimizers={"metric_loss_optimizer": ...}',
-            stacklevel=2,
-        )
-    return list(names.values())
 
 
 def _trained(

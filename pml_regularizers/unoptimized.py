@@ -66,7 +66,9 @@ def watch(loss: nn.Module, embeddings: Any) -> None:
         _told.update({left_out[name]: True for name in still})
         warnings.warn(
             f"{type(loss).__name__}: {', '.join(still)} had gradients in two steps and did not move, since no "
-            "optimizer holds them; give loss.parameters() to one, or freeze them by requires_grad_(False)",
+            "optimizer holds them; give loss.parameters() to one, after wrapping and copying, as by "
+            'parameter_groups(model, loss, lr=...) or a PML trainer\'s "metric_loss_optimizer", or freeze them by '
+            "requires_grad_(False)",
             stacklevel=2,
         )
 

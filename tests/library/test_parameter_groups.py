@@ -12,7 +12,6 @@ from pml_regularizers import (
     DistributedLoss,
     HORDELoss,
     VEMAttention,
-    check_optimized,
     parameter_groups,
 )
 from tests.support.toys import CHANNELS, WIDTH, Attended, Network
@@ -82,21 +81,3 @@ class TestParameterGroups:
     def test_an_override_of_nothing(self) -> None:
         with pytest.raises(ValueError, match=r"no trained parameter is at model\.head\.f;"):
             parameter_groups(Network(), lr=1, overrides={"model.head.f": {"lr": 2}})
-
-
-class TestCheckOptimized:
-    def test_silent_when_all_are_trained(self) -> None:
-        model, loss = Network(), horde()
-        assert check_optimized(loss, torch.optim.Adam(parameter_groups(model, loss, lr=1))) == []
-        apart = [torch.optim.SGD([parameter], lr=1) for parameter in loss.parameters()]
-        assert check_optimized(loss, *apart) == []
-
-    def test_the_optimizer_of_the_base_loss_lacks_what_horde_adds(self) -> None:
-        base = losses.ArcFaceLoss(3, WIDTH)
-        loss = losses.MultipleLosses({"horde": horde(base), "other": losses.ContrastiveLoss()})
-        optimizer = torch.optim.Adam(base.parameters())
-        with pytest.warns(UserWarning, match=r"no optimizer got 7 of .*horde\.moments\.weight_0"):
-            names = check_optimized(DistributedLoss(loss), optimizer)
-        assert [name for name in names if name.endswith("W")] == [
-            f"losses.horde.losses.order_{k}.W" for k in (2, 3)
-        ]
