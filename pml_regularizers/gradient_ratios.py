@@ -118,7 +118,9 @@ def gradient_norm_ratios(
     It takes one backward pass per loss. Every `.grad` stays as it is, and the graph can still be used for the
     step's own backward pass. With several processes, all must call this. Gradients of parameters are averaged over
     them first, as DistributedDataParallel does; other tensors, such as embeddings, count as rows of a larger batch.
-    With `DistributedLoss` the ratios equal those of one process with the whole batch.
+    With `DistributedLoss` the ratios equal those of one process with the whole batch. Under
+    `DistributedDataParallel(static_graph=True)`, whose first backward pass must be the step's own, call it from the
+    second step on.
 
     Args:
         losses: Weighted scalars by name, as `capture_loss_terms` gives them. Under float16 autocast, pass them as
@@ -132,8 +134,7 @@ def gradient_norm_ratios(
         loss has none either.
 
     Raises:
-        ValueError: if `base` is not one of the names, or nothing at a place requires a gradient; in the first
-            step of `DistributedDataParallel(static_graph=True)`, whose first backward pass must be the step's own.
+        ValueError: if `base` is not one of the names, or nothing at a place requires a gradient.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -144,8 +145,6 @@ def gradient_norm_ratios(
         raise ValueError(f"base: expected one of {', '.join(losses) or 'no losses'}, got {base!r}")
     places = {name: _trained(name, tensors) for name, tensors in at.items()}
     tensors = list(dict.fromkeys(itertools.chain.from_iterable(places.values())))
-    if world_size() > 1:
-        _check_static_graph(losses.values())
     norms: dict[str, dict[str, Tensor]] = {}
     for name, loss in losses.items():
         gradients: Iterable[Tensor] = map(torch.zeros_like, tensors)
@@ -175,28 +174,6 @@ def _trained(name: str, place: Tensor | Iterable[Tensor] | nn.Module) -> list[Te
             "computed from, or trained parameters"
         )
     return trained
-
-
-def _check_static_graph(losses: Iterable[Tensor]) -> None:
-    """Raise a ValueError in the first step of `DistributedDataParallel(static_graph=True)`.
-
-    DDP then averages the gradients when the first backward pass ends; ours accumulates none.
-    """
-    nodes: list[Any] = [loss.grad_fn for loss in losses]
-    seen = {None}
-    while nodes:
-        if (node := nodes.pop()) in seen:
-            continue
-        seen.add(node)
-        nodes += [following for following, _ in node.next_functions]
-        ddp = getattr(node, "ddp_weakref", lambda: None)()
-        # Names private to torch: if one is gone, nothing is refused.
-        averaged_once = getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
-        if getattr(ddp, "static_graph", False) and not averaged_once:
-            raise ValueError(
-                "losses: got those of the first step of DistributedDataParallel(static_graph=True), where the "
-                "first backward pass must be the step's own; measure from the second step on"
-            )
 
 
 def _square(tensor: Tensor, gradient: Tensor) -> Tensor:

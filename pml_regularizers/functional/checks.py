@@ -1,6 +1,5 @@
 """Checks of arguments, with one wording for all losses, and what a loss inside another one offers."""
 
-import copy
 import inspect
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 from pytorch_metric_learning.losses import MarginLoss, NormalizedSoftmaxLoss, ProxyNCALoss
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 
 
 class OwnArguments:
@@ -119,23 +117,3 @@ def is_hidden(inner: nn.Module | None, name: str, outer: nn.Module) -> bool:
         return False
     kinds = (outer._modules, outer._parameters, outer._buffers)
     return not any(name in kind for kind in kinds) and hasattr(inner, name)
-
-
-def refuse_labels(loss: str, reducer: nn.Module, elements: str) -> None:
-    """Raise a ValueError for a reducer that reads labels, where the elements of a loss are no images."""
-    losses = torch.arange(1.0, 5.0, device="cpu")
-    if is_fake(losses):
-        return
-    info = {
-        "losses": losses,
-        "indices": losses.long() - 1,
-        "reduction_type": "element",
-        "divisor": 4,
-    }
-    try:
-        copy.deepcopy(reducer)({"loss": info}, losses.view(4, 1), None)
-    except Exception as error:
-        raise ValueError(
-            f"reducer: {type(reducer).__name__} looks labels up, and the elements of {loss} are {elements}, which "
-            f"have none ({error}); choose another, such as MeanReducer()"
-        ) from None

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pytorch_metric_learning.reducers import ClassWeightedReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from ..distributed import gather_rows
 from ..features.feature_loss import FeatureLoss
-from ..functional.checks import refuse_labels
 from ..offered.losses.variance_estimation_loss import VarianceEstimationLoss
 
 
@@ -36,7 +36,7 @@ class VarianceRegularizer(FeatureLoss, VarianceEstimationLoss, BaseRegularizer):
 
     Default reducer: `MeanReducer()`, eq. 3.
     Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element"; the
-    elements are features, which have no labels: a reducer that looks labels up is refused.
+    elements are features, which have no labels: a `ClassWeightedReducer` is refused.
 
     Shape:
         features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
@@ -75,9 +75,12 @@ class VarianceRegularizer(FeatureLoss, VarianceEstimationLoss, BaseRegularizer):
         return parts
 
     def set_reducer(self, reducer: Any) -> None:
+        if isinstance(reducer, ClassWeightedReducer):
+            raise ValueError(
+                "reducer: ClassWeightedReducer looks labels up, and the elements are features, which have none; "
+                "choose another, such as MeanReducer()"
+            )
         super().set_reducer(reducer)
-        if reducer is not None:
-            refuse_labels(type(self).__name__, reducer, "features")
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         stages = super()._stages(source)

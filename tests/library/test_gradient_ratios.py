@@ -193,21 +193,6 @@ def measure(processes: Processes | None) -> list[dict[str, Any]]:
     return steps
 
 
-def static_graph(processes: Processes) -> list[str]:
-    """What measuring says in each step under a static graph."""
-    net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), static_graph=True)
-    said = []
-    for _ in range(STEPS):
-        total = net(torch.ones(4, 3)).sum()
-        try:
-            gradient_norm_ratios({"a": total, "b": 3 * total}, base="a", at={"net": net})
-            said.append("")
-        except ValueError as error:
-            said.append(str(error))
-        total.backward()
-    return said
-
-
 @pytest.mark.parametrize("processes", [2, 3])
 def test_many_processes_equal_one(processes: int, pool: Pool) -> None:
     """Ratios, weights, and the gradients of the step that was diagnosed."""
@@ -221,10 +206,3 @@ def test_many_processes_equal_one(processes: int, pool: Pool) -> None:
             torch.testing.assert_close(gradient, right, rtol=0, atol=bound)
     first, last = (step["ratios"]["jrd.metric"]["trunk"] for step in alone)
     assert first == 0 < last
-
-
-def test_a_static_graph_is_measured_from_the_second_step_on(pool: Pool) -> None:
-    """DDP's first backward pass must be the step's own, or its gradients are never averaged."""
-    first, *later = pool.run(static_graph, processes=2)[0]
-    assert "measure from the second step on" in first
-    assert not any(later)
