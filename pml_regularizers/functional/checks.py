@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -34,13 +36,27 @@ def at_least(name: str, value: Any, least: float) -> None:
         raise ValueError(f"{name}: expected at least {least}, got {value!r}")
 
 
-def one_of(name: str, word: object, words: Iterable[object]) -> None:
-    """Raise ValueError unless the word is one of `words`."""
+def one_of(name: str, word: Any, words: Iterable[object]) -> Any:
+    """The word; a ValueError unless it is one of `words`."""
     words = list(words)
     if word not in words:
         raise ValueError(
             f"{name}: expected one of {', '.join(str(known) for known in words)}; got {word!r}"
         )
+    return word
+
+
+def weights(name: str, given: Any, count: int) -> list[float]:
+    """The weights of `count` terms, from a number for all or one for each; a ValueError unless they are >= 0."""
+    numbers: list[float] = []
+    if not isinstance(given, (str, bool)):
+        with suppress(TypeError, ValueError):  # no numbers
+            numbers = [float(w) for w in ([given] * count if isinstance(given, Real) else given)]
+    if len(numbers) != count or not all(0 <= w < inf for w in numbers):
+        raise ValueError(
+            f"{name}: expected a number of at least 0, or {count} of them, got {given!r}"
+        )
+    return numbers
 
 
 def check_batch(came: Any, labels: Any) -> None:

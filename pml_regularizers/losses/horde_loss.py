@@ -15,9 +15,7 @@ Differs from the paper:
 * `order_weights` other than 1 are ours, except for "mean", the authors' code for ensembles.
 """
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -27,7 +25,7 @@ from torch.nn import functional as F
 from ..distributed import gather_features
 from ..features.feature_loss import already_reduced, check_width
 from ..features.feature_tap import Features
-from ..functional.checks import at_least
+from ..functional.checks import at_least, one_of, weights
 from ..functional.precision import full_precision
 from .high_order_moments import FIXED, HighOrderMoments, Init, Projections
 from .per_output_loss import PerOutputLoss
@@ -121,7 +119,10 @@ class HORDELoss(PerOutputLoss):
             matmul_dtype=matmul_dtype,
             scale=not normalize,
         )
-        self.order_weights = _weights(order_weights, order)
+        words = {"sum": 1.0, "mean": 1 / (order - 1)}
+        if isinstance(order_weights, str):
+            order_weights = words[one_of("order_weights", order_weights, words)]
+        self.order_weights = weights("order_weights", order_weights, order - 1)
         if embed_orders is None:
             embed_orders = projections not in FIXED
         if not embed_orders:
@@ -146,11 +147,10 @@ class HORDELoss(PerOutputLoss):
         orders = self.order_embeddings(self.features)
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, in one exchange.
         gathered = gather_features(orders, embeddings)
-        weights = [1.0, *self.order_weights]
         return {  # eq. 7, and with order 1 the sum of eq. 9
             name: already_reduced(value if weight == 1 else weight * value)
             for name, weight, vectors in zip(
-                self.losses, weights, [embeddings, *gathered], strict=True
+                self.losses, [1.0, *self.order_weights], [embeddings, *gathered], strict=True
             )
             for value in [self.sub_loss(name, vectors, labels, indices_tuple)]
         }
@@ -189,22 +189,3 @@ class HORDELoss(PerOutputLoss):
 
     def _sub_loss_names(self) -> list[str]:
         return [f"order_{k}" for k in range(1, self.order + 1)]
-
-
-def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[float]:
-    """w_2 .. w_K."""
-    count = order - 1
-    weights: Any = order_weights
-    if isinstance(weights, str):
-        weights = {"sum": 1.0, "mean": 1 / count}.get(weights, [])
-    if isinstance(weights, (int, float)):
-        weights = [weights] * count
-    numbers: list[float] = []
-    with suppress(TypeError, ValueError):  # no numbers
-        numbers = [float(weight) for weight in weights]
-    if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise ValueError(
-            f'order_weights: expected "sum", "mean", a finite number or {count} of them, for orders 2 to {order}; '
-            f"got {order_weights!r}"
-        )
-    return numbers

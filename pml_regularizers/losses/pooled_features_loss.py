@@ -7,11 +7,8 @@ Ours, from no paper: HORDE (ICCV 2019) without positions, projections and parame
 the same powers where an image has one position; a loss computes the matrix of cosines anyway.
 """
 
-import math
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from numbers import Real
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ from torch._subclasses.fake_tensor import is_fake
 
 from ..distributed import gather_features
 from ..features.feature_loss import already_reduced
+from ..functional.checks import weights
 from .per_output_loss import PerOutputLoss
 from .tensor_product_distances import refuse_vectors, with_power
 
@@ -78,7 +76,7 @@ class PooledFeaturesLoss(PerOutputLoss):
     ) -> None:
         self.powers = _different(powers)  # before super().__init__: PML asks for the sub-loss names
         super().__init__(**kwargs)
-        self.power_weights = _weights(power_weights, len(self.powers))
+        self.power_weights = weights("power_weights", power_weights, len(self.powers))
         name = self._argument
         self.check_wrapped(name, loss)
         raised = [with_power(name, loss, k, shared=not i) for i, k in enumerate(self.powers)]
@@ -130,22 +128,6 @@ def _different(powers: Any) -> list[int]:
     whole = all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in numbers)
     if not numbers or not whole or len({*numbers}) < len(numbers):
         raise ValueError(f"powers: expected different whole numbers above 0, got {powers!r}")
-    return numbers
-
-
-def _weights(power_weights: float | Sequence[float], count: int) -> list[float]:
-    """w_k of each power."""
-    weights: Any = power_weights
-    numbers: list[float] = []
-    if not isinstance(weights, (str, bool)):
-        with suppress(TypeError, ValueError):  # no numbers
-            numbers = [
-                float(w) for w in ([weights] * count if isinstance(weights, Real) else weights)
-            ]
-    if len(numbers) != count or not all(0 <= w < math.inf for w in numbers):
-        raise ValueError(
-            f"power_weights: expected a number of at least 0, or {count} of them, got {power_weights!r}"
-        )
     return numbers
 
 

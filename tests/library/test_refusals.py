@@ -133,7 +133,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     # HORDE
     (lambda: horde(reducer=reducers.SumReducer()), r"\(ContrastiveLoss\(reducer="),
     (lambda: horde(order=None), "order: expected at least 2, got None"),
-    (lambda: horde(order_weights=[1.0, 1.0]), "order_weights: .* for orders 2 to 4; got"),
+    (lambda: horde(order_weights=[1.0, 1.0]), "order_weights: .*, or 3 of them, got"),
+    (lambda: horde(order_weights="max"), "order_weights: .* one of sum, mean; got 'max'"),
     (lambda: horde(losses.SelfSupervisedLoss(CONTRASTIVE)), "SelfSupervisedLoss .* the loss in it"),
     (lambda: horde(UNREDUCED), "loss: DoNothingReducer does not return one number; use another"),
     (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
