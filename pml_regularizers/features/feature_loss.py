@@ -12,7 +12,6 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -44,6 +43,9 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
 
     frozen_features = False
     """True if features that are passed carry no gradient on purpose, and nothing is to be told of it."""
+
+    compares_classes = False
+    """True for a regularizer that needs labels; the slot `embedding_regularizer=` of a PML loss passes none."""
 
     takes_reference = False
     """True if `ref_emb` and `ref_labels` reach `compute_loss`."""
@@ -86,6 +88,11 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
 
     def _stages(self, source: Source) -> dict[str, nn.Module]:
         names = self.feature_names
+        if not names:
+            raise ValueError(
+                f"source: {type(self).__name__} reads the embeddings of the call, there is nothing to attach; "
+                "leave attach out"
+            )
         heads = _outermost(source) if isinstance(source, nn.Module) else []
         if len(heads) > 1:
             raise ValueError(
@@ -97,7 +104,7 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
             source = {names[0]: source}
         if not isinstance(source, Mapping) or source.keys() != set(names):
             raise ValueError(
-                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got "
+                f"source: {type(self).__name__} reads {', '.join(names)}, got "
                 f"{_named(source)}; pass an EmbeddingHead that has them, or a dict of modules by these names"
             )
         return dict(source)
@@ -157,6 +164,11 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
             raise ValueError(
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
+            )
+        if labels is None and self.compares_classes:
+            raise ValueError(
+                f"labels: {type(self).__name__} compares classes, and the slot embedding_regularizer= passes "
+                'none; add it to the loss instead: MultipleLosses({"metric": loss, "regularizer": regularizer})'
             )
         check_batch(embeddings, labels)
         watch(self, embeddings)
@@ -224,24 +236,6 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
                     "they are frozen on purpose, set loss.frozen_features = True",
                     stacklevel=2,
                 )
-
-
-class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
-    """Base of the regularizers that compare classes and therefore need labels.
-
-    The slot `embedding_regularizer=` of a PML loss passes none: there they raise a ValueError. Add them to a loss
-    with `MultipleLosses({"metric": loss, "regularizer": regularizer}, weights={"metric": 1, "regularizer": w})`.
-    """
-
-    def forward(
-        self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        if labels is None:
-            raise ValueError(
-                f"labels: {type(self).__name__} compares classes, and the slot embedding_regularizer= passes "
-                'none; add it to the loss instead: MultipleLosses({"metric": loss, "regularizer": regularizer})'
-            )
-        return super().forward(embeddings, labels, *args, **kwargs)
 
 
 def attach_all(

@@ -24,10 +24,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from pytorch_metric_learning.reducers import MeanReducer, SumReducer
-from torch import Tensor, nn
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor
 
 from ..distributed import gather_rows
-from ..features.feature_loss import LabelAwareRegularizer, already_reduced
+from ..features.feature_loss import FeatureLoss, already_reduced
 from ..functional.checks import one_of
 from ..functional.precision import in_float64
 from ..offered.losses.energy_confusion_loss import EnergyConfusionLoss
@@ -40,7 +41,7 @@ def _waits(x: Tensor) -> bool:
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
-class EnergyConfusionRegularizer(LabelAwareRegularizer, EnergyConfusionLoss):
+class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
     By default the value is a mean, at most log 5 on the unit sphere. The paper's lambdas (triplet 0.02, N-pair 0.3,
@@ -76,6 +77,8 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer, EnergyConfusionLoss):
         tensor(1.0986)
     """
 
+    compares_classes = True
+
     def __init__(self, *, log: bool = True, gradient: Gradient = "all", **kwargs: Any) -> None:
         super().__init__(log=log, **kwargs)
         one_of("gradient", gradient, get_args(Gradient))
@@ -95,14 +98,6 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer, EnergyConfusionLoss):
         if not isinstance(parts["loss"]["losses"], Tensor):  # one class: 0, with a gradient
             parts["loss"]["losses"] = (x * 0).sum()
         return parts
-
-    def _stages(self, source: Any) -> dict[str, nn.Module]:
-        if self.gradient == "all":
-            raise ValueError(
-                'source: gradient="all" reads the embeddings of the call, there is nothing to attach; leave attach '
-                'out, or choose gradient="fc"'
-            )
-        return super()._stages(source)
 
     def _energies(self, x: Tensor, average: Any) -> Tensor:
         """Eq. 3, where values are not to be looked at in float64: neither TF32 nor close classes cost digits."""

@@ -20,12 +20,12 @@ from functools import reduce
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.reducers import MeanReducer, SumReducer
+from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from ..distributed import gather_features
-from ..features.feature_loss import LabelAwareRegularizer, already_reduced
+from ..features.feature_loss import FeatureLoss, already_reduced
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..offered.losses.jrs_loss import JRSLoss
 
@@ -62,16 +62,7 @@ def between_classes(
     return pairs
 
 
-class _JRSLoss(JRSLoss):
-    """Without distances and numbers of kernels, for which there are `kernels`; `FeatureLoss` reads the features."""
-
-    forward = BaseMetricLossFunction.forward
-
-    def __init__(self, **kwargs: Any) -> None:
-        super(JRSLoss, self).__init__(**kwargs)
-
-
-class JRSRegularizer(LabelAwareRegularizer, _JRSLoss):
+class JRSRegularizer(FeatureLoss, BaseRegularizer):
     """Similarity of the joint distributions of different classes (eq. 10), a value to minimise.
 
     Only pairs of images of different classes count, so nothing pulls a class together.
@@ -102,6 +93,8 @@ class JRSRegularizer(LabelAwareRegularizer, _JRSLoss):
         tensor(0.1368)
     """
 
+    compares_classes = True
+
     def __init__(
         self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
     ) -> None:
@@ -118,10 +111,12 @@ class JRSRegularizer(LabelAwareRegularizer, _JRSLoss):
             "embeddings": GaussianMixtureKernel(normalize=True),
         }
 
-    def joint_kernel(self, embeddings: Tensor) -> Tensor:
-        """K of the whole batch: (N, N)."""
+    def compute_loss(
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
+    ) -> dict[str, dict[str, Any]]:
         rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
-        return joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        kernel = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        return {"loss": self.negative_pairs(kernel, labels, indices_tuple)}
 
     def negative_pairs(
         self, kernel: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import pml_regularizers
 from pml_regularizers import FeatureLoss, JRDLoss, MissingFeaturesError
-from pml_regularizers.features.feature_loss import LabelAwareRegularizer
 from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, Batch, Case, call, feed
 from tests.support.tolerances import BOUNDS, assert_close
 
@@ -344,7 +343,7 @@ def test_the_slot_of_embedding_regularizers(loss: nn.Module, batch: Batch) -> No
     """Passes no labels: what needs them says where it goes instead."""
     outer = losses.ContrastiveLoss(embedding_regularizer=loss, embedding_reg_weight=0.5)
     feed(loss, batch)
-    if isinstance(loss, LabelAwareRegularizer):
+    if loss.compares_classes:
         with pytest.raises(ValueError, match=r"labels: .* MultipleLosses"):
             outer(batch.embeddings, batch.labels)
     else:

@@ -43,7 +43,11 @@ PAIR = (torch.tensor([0]), torch.tensor([1]))
 MAP, POOLED = torch.randn(6, 5, 2, 2), torch.rand(6, 5)
 MASK = torch.ones(2, 3, dtype=torch.bool)
 
-head = partial(EmbeddingHead, 5, 4)
+
+def head(embedding_size: int | None = 4, **settings: Any) -> EmbeddingHead:
+    return EmbeddingHead(5, embedding_size, **settings)
+
+
 moments = partial(HighOrderMoments, 5, moment_dim=7)
 network = partial(AttentionEnsemble, nn.Identity(), nn.Identity(), body_channels=4, num_heads=3)
 confusion = EnergyConfusionRegularizer
@@ -110,7 +114,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     # Energy confusion
     (lambda: confusion(gradient="trunk"), "gradient: expected one of all, fc; got 'trunk'"),
-    (lambda: confusion().attach(head()), "source: .* nothing to attach; leave attach out"),
+    *(
+        (partial(confusion().attach, source), "source: .* nothing to attach; leave attach")
+        for source in (head(), head(None), MEMORY)
+    ),
     (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* got CosineSimilarity"),
     (lambda: confusion()(X[:, :, None], LABELS), "embeddings must be a 2D tensor"),
     (lambda: confusion(gradient="fc")(X, LABELS, features=X[:, :3]), r"features: .* \(n, 4\)"),
