@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .functional.checks import check_batch, is_hidden, offered_by
+from .functional.checks import Around, check_batch, is_hidden, offered_by
 from .functional.precision import full_precision, without_autocast
 from .unoptimized import watch
 
@@ -105,7 +105,7 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     return gather_features([x], embeddings)[0]
 
 
-class DistributedLoss(nn.Module):
+class DistributedLoss(Around):
     """Evaluate a loss on the batch of all processes, exactly as one process would.
 
     Under DistributedDataParallel's averaging, the value, the network's gradients and those of the loss's own
@@ -139,18 +139,9 @@ class DistributedLoss(nn.Module):
         self.miner = miner  # first, since the loss may have one itself
         self.loss = loss
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:  # such as get_logits and get_outliers
-            return offered_by(self.__dict__.get("_modules", {}).get("loss"), name, self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        inner = self.__dict__.get("_modules", {}).get("loss")
-        if is_hidden(inner, name, self):
-            setattr(inner, name, value)
-        else:
-            super().__setattr__(name, value)
+    def _inner(self) -> nn.Module | None:
+        inner: nn.Module | None = self.__dict__.get("_modules", {}).get("loss")
+        return inner
 
     def forward(
         self,

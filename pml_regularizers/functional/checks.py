@@ -112,24 +112,36 @@ def check_classes(loss: str, labels: Tensor | None, num_classes: int) -> None:
         )
 
 
-def offered_by(inner: nn.Module | None, name: str, outer: nn.Module) -> Any:
-    """The public attribute of a loss that another one, which lacks it, goes around; else an AttributeError."""
-    told = f"{type(outer).__name__!r} object has no attribute {name!r}"
-    if inner is not None and not name.startswith("_") and hasattr(inner, name):
-        if name not in ("attach", "detach"):  # which would return the loss inside
-            return getattr(inner, name)
-        told += f"; {name} the {type(inner).__name__} before it is wrapped, or call attach_all(loss, head)"
-    raise AttributeError(told)
+class Around(nn.Module):
+    """A loss around another one, whose public attributes it offers to read."""
 
+    inner_place = "loss.loss"
+    """Where a user finds the loss inside."""
 
-def is_hidden(inner: nn.Module | None, name: str, outer: nn.Module) -> bool:
-    """True if setting an attribute on a wrapper would hide the one that it reads from the loss inside."""
-    if (
-        inner is None
-        or name.startswith("_")
-        or name in outer.__dict__
-        or hasattr(type(outer), name)
-    ):
-        return False
-    kinds = (outer._modules, outer._parameters, outer._buffers)
-    return not any(name in kind for kind in kinds) and hasattr(inner, name)
+    def _inner(self) -> nn.Module | None:
+        """The loss inside, once it is there; from the module's own dict, since this is asked for any attribute."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner, told = self._inner(), f"{type(self).__name__!r} object has no attribute {name!r}"
+        if inner is not None and not name.startswith("_") and hasattr(inner, name):
+            if name not in ("attach", "detach"):  # which would return the loss inside
+                return getattr(inner, name)
+            told += f"; {name} the {type(inner).__name__} before it is wrapped, or call attach_all(loss, head)"
+        raise AttributeError(told)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner, kinds = self._inner(), ("_parameters", "_buffers", "_modules")
+        own = hasattr(type(self), name) or any(
+            name in held
+            for held in (self.__dict__, *(self.__dict__.get(kind, {}) for kind in kinds))
+        )
+        if inner is not None and not (own or name.startswith("_")) and hasattr(inner, name):
+            raise AttributeError(
+                f"{name}: {type(self).__name__} reads it from the {type(inner).__name__} inside; set it there, "
+                f"{self.inner_place}.{name} = ..."
+            )
+        super().__setattr__(name, value)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from ..distributed import DistributedLoss
 from ..features.feature_loss import FeatureLoss, Given
 from ..features.feature_tap import ThreadStack
-from ..functional.checks import check_classes, class_count, is_hidden, offered_by
+from ..functional.checks import Around, check_classes, class_count
 from ..functional.precision import call_in_full_precision
 
 _further = ThreadStack()
 """What the calls under way hand on to the losses inside, such as `enqueue_mask`."""
 
 
-class PerOutputLoss(FeatureLoss):
+class PerOutputLoss(FeatureLoss, Around):
     """A PML loss for each of several outputs, by name; each gives one number.
 
     A subclass calls `hold_losses` in its constructor, and `sub_loss` for each name in `compute_loss`. The first
@@ -33,6 +33,8 @@ class PerOutputLoss(FeatureLoss):
 
     nested_feature_loss_hint = ""
     """Why a loss inside cannot read features itself, and what to do instead."""
+
+    inner_place = "for inner in loss.losses.values(): inner"
 
     width_hint = ""
     """What else would help if a loss was made for vectors of another width."""
@@ -78,21 +80,7 @@ class PerOutputLoss(FeatureLoss):
         for name, loss in losses.items():
             self.losses[name] = copy.deepcopy(loss) if loss in self.losses.values() else loss
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return offered_by(self._first(), name, self)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if is_hidden(self._first(), name, self):
-            raise AttributeError(
-                f"{name}: {type(self).__name__} reads it from the first loss inside, and each has its own; set it "
-                f"there: for inner in loss.losses.values(): inner.{name} = ..."
-            )
-        super().__setattr__(name, value)
-
-    def _first(self) -> nn.Module | None:
+    def _inner(self) -> nn.Module | None:
         losses = self.__dict__.get("_modules", {}).get("losses") or {}
         return next(iter(losses.values()), None)
 

@@ -1,7 +1,6 @@
 """PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -32,7 +31,8 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
     leave, as of a sequence of near copies. A query whose right references all leave is one without.
 
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
-    `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
+    `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`, but
+    no `knn_labels`.
 
     Args:
         include, exclude, avg_of_avgs, return_per_class, kmeans_func: See PML's class.
@@ -94,22 +94,11 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
                 raise ValueError(
                     f"{name}: {reason}; leave it out, or take PML's AccuracyCalculator"
                 )
-        if "mean_average_precision" in include:
-            raise ValueError(
-                "include: mean_average_precision needs all ranks; take mean_average_precision_at_r, or PML's "
-                "AccuracyCalculator"
-            )
         if device is None and accelerator is not None:
             device = accelerator.device
         super().__init__(
             recall_at, include, exclude, avg_of_avgs, return_per_class, device, kmeans_func
         )
-        for name, metric in self.original_function_dict.items():
-            if "knn_labels" in signature(metric).parameters:
-                raise ValueError(
-                    f"calculate_{name}: takes knn_labels, but ranks are counted without a search; take ranks and "
-                    "query_labels, or PML's AccuracyCalculator"
-                )
         self.k = k
         self.max_rank = max(recall_at)
         self.accelerator = accelerator

@@ -73,16 +73,6 @@ def accuracy(*call: Any, **masks: Any) -> Any:
     return within(*call, **masks) if masks else calculator().get_accuracy(*call)
 
 
-class Searching(RankAccuracyCalculator):
-    """With a metric as PML's documentation writes it."""
-
-    def calculate_own(self, knn_labels: torch.Tensor, **_: Any) -> float:
-        return float(knn_labels.sum())
-
-    def __call__(self, *names: str) -> Any:
-        return self.get_accuracy(X, LABELS, include=names)
-
-
 REFUSED: list[tuple[Callable[[], object], str]] = [
     # Losses of pairs, and of many processes
     (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
@@ -221,8 +211,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: calculator(k=1, include=["r_precision"]).get_accuracy(X, LABELS * 0),
         "k: expected at least 5, .* got 1; pass k=",
     ),
-    (lambda: calculator(("mean_average_precision",)), "include: mean_average_precision needs all"),
-    (lambda: Searching()("own"), "calculate_own: takes knn_labels, but ranks are counted"),
     (lambda: accuracy(X[:0], LABELS[:0]), r"query: .* at least one row .* \(0, 4\)"),
     (lambda: accuracy(X, LABELS[:2]), r"query: expected 6 labels, .* got shape \(2,\)"),
     (lambda: accuracy(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),

@@ -88,12 +88,14 @@ def test_a_parameter_at_the_address_of_one_that_was_told_of() -> None:
 def test_an_attribute_of_the_loss_inside_is_not_set_in_vain() -> None:
     inner, miner = losses.CrossBatchMemory(losses.TripletMarginLoss(), 4), BatchHardMiner()
     around: Any = DistributedLoss(inner, miner)
-    around.queue_idx, around.loss.loss.margin = 3, 0.5
-    assert (inner.queue_idx, inner.miner, around.miner) == (3, None, miner)
+    with pytest.raises(AttributeError, match=r"queue_idx: .* loss\.loss\.queue_idx = "):
+        around.queue_idx = 3
+    around.loss.loss.margin = 0.5
+    assert (inner.queue_idx, inner.miner, around.miner) == (around.queue_idx, None, miner)
     triplet = losses.TripletMarginLoss(margin=0.1)
     for loss in (CosinePowersLoss(triplet), EnsembleLoss(EnsembleLoss(triplet, 2), 2)):
         for outermost in (loss, DistributedLoss(loss)):
-            with pytest.raises(AttributeError, match=r"margin: .* in loss\.losses\.values"):
+            with pytest.raises(AttributeError, match=r"margin: .* set it there, .*\.margin = "):
                 outermost.margin = 0.5
             assert outermost.margin == triplet.margin == 0.1
         loss.collect_stats = True
