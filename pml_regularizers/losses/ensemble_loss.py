@@ -116,8 +116,7 @@ class DivergenceLoss(FeatureLoss):
         num_heads: M, at least 2.
         margin: Similarity above which two heads are pushed apart: 0.5, the margin 1 of ABE and HORDE's code; see
             above. With a distance instead of a similarity: the distance below which they are pushed apart.
-        images: "all", also heads of different images (HORDE's code), which takes (N M)^2 similarities; or
-            "same" (ABE): N M^2.
+        images: "all", also heads of different images (HORDE's code), or "same" (ABE).
         **kwargs: `distance`, `reducer`, `collect_stats`, as in any PML loss. ABE's hinge, as printed, is
             `margin=1, images="same", distance=LpDistance(power=2), reducer=SumReducer()`, where each pair
             of heads counts once.
@@ -157,11 +156,10 @@ class DivergenceLoss(FeatureLoss):
     def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads)
         first = torch.arange(len(embeddings), device=embeddings.device)
+        mat = between_heads(self.distance(heads.flatten(0, 1)), self.num_heads)
         if self.images == "same":
-            p, q = torch.triu_indices(self.num_heads, self.num_heads, 1, device=embeddings.device)
-            mat = _within_images(self.distance, heads)[:, p, q].T
+            mat = mat.diagonal(dim1=1, dim2=2)
         else:
-            mat = between_heads(self.distance(heads.flatten(0, 1)), self.num_heads)
             first = first.unsqueeze(1)
         losses = torch.relu(self.distance.margin(self.margin, mat))  # section 3.4, the hinge
         # A reducer that counts values above zero would drop NaN: let one NaN spoil all, as in a mean.
@@ -173,17 +171,3 @@ class DivergenceLoss(FeatureLoss):
 
     def get_default_reducer(self) -> Any:
         return AvgNonZeroReducer()
-
-
-def _within_images(distance: Any, heads: Tensor) -> Tensor:
-    """A PML distance between the heads (N, M, E) of each image by itself -> (N, M, M).
-
-    Its own `pairwise_distance` leaves out the power and adds 1e-6 to differences.
-    """
-    rows = heads.flatten(0, 1)
-    unit = distance.maybe_normalize(rows)
-    distance.reset_stats()
-    distance.set_default_stats(rows, rows, unit, unit)
-    unit = unit.view_as(heads)
-    mat: Tensor = torch.vmap(distance.compute_mat)(unit, unit) ** distance.power
-    return mat
