@@ -64,12 +64,15 @@ _START, _END = "(", ")"  # of a call of the embedder
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a stage, by its name, or the start or the end of one of the embedder."""
+    """A call of a stage, by its name, or the start of one of the embedder, or its end: a pass."""
 
     name: str
     training: bool  # with gradients
     output: Any = None
     inputs: Any = None
+    stages: Sequence[
+        "_Call"
+    ] = ()  # of a pass: one of each name, or it is not known which these are
     versions: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,19 +86,6 @@ class _Call:
             for x, version in leaves
             if _has_rows(x) and (version == (now := _version(x)) or None in (version, now))
         ]
-
-
-@dataclass(eq=False)
-class _Pass:
-    """Embeddings, and the calls of the stages of the same pass: none if these are not known."""
-
-    embeddings: list[Tensor]
-    stages: list[_Call]
-    calls: list[_Call]  # all of the pass, and those before it that led to none
-
-    @property
-    def training(self) -> bool:
-        return self.calls[-1].training
 
 
 class FeatureTap:
@@ -181,13 +171,13 @@ class FeatureTap:
         Raises:
             MissingFeaturesError: if no such pass is known, or its features lack the gradient that embeddings have.
         """
-        recorded = {call.name for call in self._calls.stack}
+        recorded = {x.name for call in self._calls.stack for x in (call, *call.stages)}
         missing = [name for name in self._names if name not in recorded]
         makers = self.pop(embeddings)
         features: dict[str, Features] = {}
         for name in self._names:
             parts = [x.output for each in makers for x in each.stages if x.name == name]
-            if not parts:
+            if not parts or len(parts) != len(makers):
                 raise MissingFeaturesError(
                     f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
                 )
@@ -228,53 +218,40 @@ class FeatureTap:
             self._record(name, features[name])
         self._record(_END, embeddings)
 
-    def pop(self, embeddings: Tensor) -> list[_Pass]:
+    def pop(self, embeddings: Tensor) -> list[_Call]:
         """Forget the passes that made `embeddings`, and the older ones; the former, in the order of their rows."""
-        own, passes = own_embeddings(embeddings), self._passes()
+        own, passes = own_embeddings(embeddings), [x for x in self._calls.stack if x.name == _END]
         training = [each for each in passes if each.training]
         makers = (_traced(own) and _makers(own, training)) or _makers(own, passes)
         if makers:
             newest = max(makers, key=passes.index)
-            older = passes[: passes.index(newest) + 1]
             # But a test may come between a training pass and its loss, and the other way round.
-            served = [each.calls for each in older if each.training == newest.training]
-            gone = {id(call) for calls in served for call in calls}
-            self._calls.stack[:] = [x for x in self._calls.stack if id(x) not in gone]
+            served = [x for x in passes if x.training == newest.training]
+            gone = served[: served.index(newest) + 1]
+            self._calls.stack[:] = [x for x in self._calls.stack if x not in gone]
         return makers
 
-    def _passes(self) -> list[_Pass]:
-        """The passes among the calls, oldest first."""
-        passes: list[_Pass] = []
-        waiting: list[_Call] = []  # of stages
-        others: list[_Call] = []
-        start = 0  # how many waited when the embedder was called
-        for call in self._calls.stack:
-            if call.name == _START:
-                others += [*waiting[:start], call]  # the embedder failed on these
-                del waiting[:start]
-                start = len(waiting)
-            elif call.name != _END:
-                waiting.append(call)
-            else:
-                before, inside = waiting[:start], waiting[start:]
-                given = [x for x in before if _is_input(x.output, call.inputs)]
-                alike = [x for x in before if x.training == call.training]
-                stages: list[_Call] = []
-                for name in self._names:
-                    choices = (
-                        [x for x in some if x.name == name]
-                        for some in (inside, given, alike, before)
-                    )
-                    found = next(filter(None, choices), [])
-                    stages += found if len(found) == 1 else []
-                if len(stages) < len(self._names):
-                    stages = []
-                # A stage may run several times before the embedder does.
-                left = [x for x in before if x not in stages] if stages and not inside else []
-                own = [*others, *(x for x in waiting if x not in left), call]
-                passes.append(_Pass(call.tensors(), stages, own))
-                waiting, others, start = left, [], 0
-        return passes
+    def _stages_of(self, end: _Call) -> list[_Call]:
+        """Take the stages of a pass from the calls that wait for its end."""
+        calls = self._calls.stack
+        waiting = [x for x in calls if x.name != _END]
+        starts = [i for i, x in enumerate(waiting) if x.name == _START]
+        # The embedder failed on what stands before an earlier start.
+        before = waiting[starts[-2] + 1 if starts[1:] else 0 : starts[-1]]
+        inside = waiting[starts[-1] + 1 :]
+        given = [x for x in before if _is_input(x.output, end.inputs)]
+        alike = [x for x in before if x.training == end.training]
+        stages: list[_Call] = []
+        for name in self._names:
+            choices = (
+                [x for x in some if x.name == name] for some in (inside, given, alike, before)
+            )
+            stages += next(filter(None, choices), [])
+        known = [x.name for x in stages] == [*self._names]
+        # A stage may run several times before the embedder does.
+        left = [x for x in before if x not in stages] if known and not inside else []
+        calls[:] = [x for x in calls if x.name == _END or x in left]
+        return stages
 
     def _record(self, name: str, output: Any = None, inputs: Any = None) -> None:
         """Record a call of a stage, or the start or end of one of the embedder."""
@@ -293,7 +270,10 @@ class FeatureTap:
         # Two at least, or embeddings to come would seem to be those of the last alone.
         if len(same) == (self.capacity if training or self._frozen else 2):
             calls[:] = [x for i, x in enumerate(calls) if i > same[0] or x.training != training]
-        calls.append(_Call(name, training, output, inputs))
+        call = _Call(name, training, output, inputs)
+        if name == _END:
+            call.stages = self._stages_of(call)
+        calls.append(call)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handles": []}
@@ -374,9 +354,9 @@ def _is_input(output: Features, inputs: Any) -> bool:
     return any(first_tensor(output) is x for x in tree_leaves(inputs))
 
 
-def _makers(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
+def _makers(rows: Tensor, passes: Sequence[_Call]) -> list[_Call]:
     """The passes that made embeddings, in the order of their rows; none if that is not known."""
-    same = [each for each in passes if any(x.is_set_to(rows) for x in each.embeddings)]
+    same = [each for each in passes if any(x.is_set_to(rows) for x in each.tensors())]
     if same:
         return same[-1:]
     own, others = divmod(len(rows), world_size())
@@ -387,15 +367,15 @@ def _makers(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
     return []
 
 
-def _in_a_row(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
+def _in_a_row(rows: Tensor, passes: Sequence[_Call]) -> list[_Call]:
     """The passes whose embeddings, one after the other, are these rows; none if that is not certain."""
-    makers: list[_Pass] = []
+    makers: list[_Call] = []
     recorded: list[Tensor] = []
     while (count := sum(map(len, recorded))) < len(rows):
         fits = [
             (each, x)
             for each in passes
-            for x in each.embeddings
+            for x in each.tensors()
             if len(x) and _alike(x, rows[count : count + len(x)])
         ]
         if not fits or not all(_same_features(each, fits[-1][0]) for each, _ in fits):
@@ -405,7 +385,7 @@ def _in_a_row(rows: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
     return makers if makers and _in_order(torch.cat(recorded), rows) else []
 
 
-def _same_features(one: _Pass, other: _Pass) -> bool:
+def _same_features(one: _Call, other: _Call) -> bool:
     ours, theirs = (
         [x for call in each.stages for x in tree_leaves(call.output) if isinstance(x, Tensor)]
         for each in (one, other)
