@@ -104,7 +104,7 @@ class ChunkedBatch:
                 passes.append(self._pass([x[rows].clone() for x in self.tensors]))
                 if check and steady is None:  # not before: the first pass may fill caches
                     steady = _buffers(self.model)
-            self.outputs = [_joined(parts) for parts in zip(*passes, strict=True)]
+            self.outputs = [torch.cat(parts) for parts in zip(*passes, strict=True)]
             if steady is not None:
                 self._check(before, steady)
         own = [i for i, x in enumerate(self.outputs[: self.own]) if _is_float(x)]
@@ -204,12 +204,7 @@ class ChunkedBatch:
                     f"model: expected outputs with a row for each of the {len(tensors[0])} images of a pass, got "
                     f"{came}; return the embeddings alone"
                 )
-        form = spec, [... if isinstance(x, Tensor) else x for x in leaves]
-        if self.form not in (None, form):
-            raise ValueError(
-                "model: expected outputs of one structure for all chunks; return the embeddings alone"
-            )
-        self.form = form
+        self.form = spec, [... if isinstance(x, Tensor) else x for x in leaves]
         return [x[:1] if alone else x for x in leaves if isinstance(x, Tensor)]
 
     def _differs(self, x: Tensor, y: Tensor) -> bool:
@@ -347,16 +342,6 @@ def _is_sequence(x: Any) -> bool:
     if isinstance(x, list | tuple):
         return not any(isinstance(leaf, Tensor) for leaf in tree_leaves(x))
     return not isinstance(x, Tensor) and bool(getattr(x, "shape", ()))
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    if len({x.shape[1:] for x in parts}) > 1:
-        came = ", ".join(str(tuple(x.shape)) for x in parts[:4])
-        raise ValueError(
-            f"model: expected outputs of one width for all chunks, got shapes {came}; return "
-            "the embeddings alone"
-        )
-    return torch.cat(list(parts))
 
 
 def _taken(tap: FeatureTap, embeddings: Sequence[Tensor]) -> Any:

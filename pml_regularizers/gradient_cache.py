@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .chunked_batch import ChunkedBatch, modes_of
-from .functional.checks import at_least
 
 
 class GradientCache:
@@ -71,9 +70,8 @@ class GradientCache:
                 raise ValueError(
                     f"{name}: expected a torch.nn.Module, got {type(module).__name__}; wrap it in one"
                 )
-        at_least("chunk_size", chunk_size, 1)
-        if not isinstance(chunk_size, int):
-            raise ValueError(f"chunk_size: expected a whole number, got {chunk_size!r}")
+        if not isinstance(chunk_size, int) or chunk_size < 1:
+            raise ValueError(f"chunk_size: expected a whole number above 0, got {chunk_size!r}")
         self.model = model
         self.loss = loss
         self.chunk_size = chunk_size

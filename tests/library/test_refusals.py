@@ -81,8 +81,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         r"got object; .* prepare_loss\(loss, accelerator\)",
     ),
     (lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X), "features: .* attach the losses"),
-    (lambda: GradientCache(head(), CONTRASTIVE, 0), "chunk_size: expected at least 1, got 0"),
-    (lambda: GradientCache(head(), CONTRASTIVE, 2.5), "chunk_size: .* a whole number, got 2.5"),
+    *(
+        (partial(GradientCache, head(), CONTRASTIVE, size), f"chunk_size: .* above 0, got {size}")
+        for size in (0, 2.5)
+    ),
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
     *(
