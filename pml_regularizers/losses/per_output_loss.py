@@ -16,8 +16,8 @@ from ..features.feature_tap import ThreadStack
 from ..functional.checks import Around, check_classes, class_count
 from ..functional.precision import call_in_full_precision
 
-_further = ThreadStack()
-"""What the calls under way hand on to the losses inside, such as `enqueue_mask`."""
+_masks = ThreadStack()
+"""The `enqueue_mask` of each call under way."""
 
 
 class PerOutputLoss(FeatureLoss, Around):
@@ -93,32 +93,29 @@ class PerOutputLoss(FeatureLoss, Around):
         ref_labels: Tensor | None = None,
         *,
         features: Given | None = None,
-        **further: Any,
+        enqueue_mask: Tensor | None = None,
     ) -> Tensor:
         """As in `FeatureLoss`.
 
         Args:
-            **further: What losses inside take, such as `enqueue_mask` of PML's CrossBatchMemory.
+            enqueue_mask: (N,) booleans, for the losses inside that are, or have, PML's CrossBatchMemory.
 
         Raises:
-            ValueError: for an argument that none of them takes.
+            ValueError: if none of them takes it.
         """
-        further = {name: value for name, value in further.items() if value is not None}
-        for name in further:
-            if not any(_takes(loss, name) for loss in self.losses.values()):
-                kinds = dict.fromkeys(type(loss).__name__ for loss in self.losses.values())
-                raise ValueError(
-                    f"{name}: {type(self).__name__} hands it on, and no loss inside ({', '.join(kinds)}) takes it; "
-                    "leave it out"
-                )
-        calls = _further.stack
-        calls.append(further)
+        if enqueue_mask is not None and not _takes(self, "enqueue_mask"):
+            kinds = dict.fromkeys(type(loss).__name__ for loss in self.losses.values())
+            raise ValueError(
+                f"enqueue_mask: {type(self).__name__} hands it on, and no loss inside ({', '.join(kinds)}) takes "
+                "it; leave it out"
+            )
+        _masks.stack.append(enqueue_mask)
         try:
             return super().forward(
                 embeddings, labels, indices_tuple, ref_emb, ref_labels, features=features
             )
         finally:
-            calls.pop()
+            _masks.stack.pop()
 
     def sub_loss(
         self,
@@ -144,15 +141,15 @@ class PerOutputLoss(FeatureLoss, Around):
         for module in loss.modules():
             if count := class_count(module):
                 check_classes(type(module).__name__, labels, count)
-        calls = _further.stack
-        further = {key: x for key, x in calls[-1].items() if _takes(loss, key)} if calls else {}
         for key in reference:
             if not _takes(loss, key):
                 raise ValueError(f"{key}: {type(loss).__name__} takes none; leave it out")
+        if _masks.stack and _masks.stack[-1] is not None and _takes(loss, "enqueue_mask"):
+            reference["enqueue_mask"] = _masks.stack[-1]
         try:
-            value = call_in_full_precision(
-                loss, vectors, labels, indices_tuple, **reference, **further
-            ).view(())
+            value = call_in_full_precision(loss, vectors, labels, indices_tuple, **reference).view(
+                ()
+            )
         except RuntimeError as error:
             device = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
             if isinstance(error, device) or not loss.state_dict():
@@ -170,7 +167,7 @@ class PerOutputLoss(FeatureLoss, Around):
 
 def _takes(loss: nn.Module, name: str) -> bool:
     """True if a loss may be called with an argument of this name."""
+    if isinstance(loss, PerOutputLoss) and name == "enqueue_mask":
+        return any(_takes(inner, name) for inner in loss.losses.values())
     parameters = inspect.signature(loss.forward).parameters
-    if isinstance(loss, PerOutputLoss):
-        return name in parameters or any(_takes(inner, name) for inner in loss.losses.values())
     return name in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
