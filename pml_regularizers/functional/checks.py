@@ -59,20 +59,27 @@ def weights(name: str, given: Any, count: int) -> list[float]:
     return numbers
 
 
-def check_batch(came: Any, labels: Any) -> None:
+def came(x: object) -> str:
+    """What came instead of a tensor that fits."""
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def check_batch(embeddings: Any, labels: Any) -> None:
     """Raise a ValueError for embeddings that are no floating point tensor, and for labels that are no tensor."""
     if not isinstance(labels, Tensor | None):
         raise ValueError(
             f"labels: expected a tensor, got {type(labels).__name__}; pass torch.as_tensor(labels)"
         )
-    if isinstance(came, Tensor) and came.is_floating_point():
+    if isinstance(embeddings, Tensor) and embeddings.is_floating_point():
         return
-    got, way_out = type(came).__name__, "call loss(embeddings, labels)"
-    if isinstance(came, Tensor):
-        got = f"{came.dtype} {tuple(came.shape)}"
-    elif isinstance(came, Mapping):
-        way_out = f"pass the tensor in it, such as output.{floating(came, 'sentence_embedding')}"
-    raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {got}; {way_out}")
+    way_out = "call loss(embeddings, labels)"
+    if isinstance(embeddings, Mapping):
+        way_out = (
+            f"pass the tensor in it, such as output.{floating(embeddings, 'sentence_embedding')}"
+        )
+    raise ValueError(
+        f"embeddings: expected a floating point tensor (N, E), got {came(embeddings)}; {way_out}"
+    )
 
 
 def floating(output: Mapping[str, Any], *first: str) -> str:

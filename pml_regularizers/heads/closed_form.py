@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..functional.checks import came
 from .embedding_head import EmbeddingHead
 
 Layer = TypeVar("Layer", nn.Linear, EmbeddingHead)
@@ -73,7 +74,7 @@ def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
     linear, mean, covariance = _start(layer, features)
     if getattr(labels, "shape", None) != features.shape[:1] or not isinstance(labels, Tensor):
         raise ValueError(
-            f"labels: expected a tensor with one for each of {len(features)} features, got {_came(labels)}; pass "
+            f"labels: expected a tensor with one for each of {len(features)} features, got {came(labels)}; pass "
             "torch.tensor(labels), one label for each row"
         )
     _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
@@ -107,7 +108,7 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
     real = isinstance(features, Tensor) and not features.is_complex()
     if not real or features.ndim != 2 or features.shape[1] != linear.in_features:
         raise ValueError(
-            f"features: expected a tensor (N, {linear.in_features}), as the layer takes them, got {_came(features)}"
+            f"features: expected a tensor (N, {linear.in_features}), as the layer takes them, got {came(features)}"
             "; take those of head.extract_features(trunk, loader)"
         )
     most = min(features.shape)
@@ -154,8 +155,3 @@ def _set(linear: nn.Linear, mean: Tensor, weight: Tensor) -> None:
         )
     linear.weight.copy_(weight)
     linear.bias.copy_(bias)
-
-
-def _came(x: object) -> str:
-    """What came instead of a tensor that fits."""
-    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..distributed import gather_rows
 from ..features.feature_loss import FeatureLoss, already_reduced
-from ..functional.checks import one_of
+from ..functional.checks import came, one_of
 from ..functional.precision import in_float64
 from ..offered.losses.energy_confusion_loss import EnergyConfusionLoss
 
@@ -123,10 +123,9 @@ class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegulariz
         """Embeddings of the whole batch whose gradient ends at the linear layer."""
         x = self.features
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != embeddings.shape[1]:
-            came = tuple(x.shape) if isinstance(x, Tensor) else f"{len(x)} tensors"
             raise ValueError(
                 f'features: gradient="fc" reads embeddings (n, {embeddings.shape[1]}) with a gradient to the '
-                f"linear layer only, got shape {came}; attach to an EmbeddingHead or its stopgrad_embeddings, "
+                f"linear layer only, got {came(x)}; attach to an EmbeddingHead or its stopgrad_embeddings, "
                 "or pass features=fc(pooled.detach())"
             )
         return gather_rows(x, embeddings)

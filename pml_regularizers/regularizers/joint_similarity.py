@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..distributed import gather_features
 from ..features.feature_loss import FeatureLoss, already_reduced
+from ..functional.checks import came
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..offered.losses.jrs_loss import JRSLoss
 
@@ -147,9 +148,8 @@ def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Te
     """Each feature's rows of the whole batch, gathered from all processes."""
     for name, x in features.items():
         if not isinstance(x, Tensor) or x.ndim != 2:
-            came = tuple(getattr(x, "shape", ())) or type(x).__name__
             raise ValueError(
-                f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
+                f"features: expected a matrix (N, D) of {name}, got {came(x)}; read pooled features, or flatten(1)"
             )
     names = sorted(features)  # the same on every process
     parts = gather_features([features[name] for name in names], embeddings) if names else []
