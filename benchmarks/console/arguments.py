@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from math import isfinite
-from textwrap import fill
 
 from tabulate import tabulate
 
@@ -16,24 +15,12 @@ DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]*)?|[-+]?\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 """Patterns of numbers: programs read other spellings, such as 010 and 1_000, as different numbers."""
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    """Descriptions in paragraphs that fit the terminal; indented lines, such as examples, stay lines."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text.strip()).splitlines()
-        filled = []
-        for line in lines:
-            deeper = " " * 8 if line.startswith(" ") else ""
-            filled.append(fill(line, width, subsequent_indent=deeper, break_on_hyphens=False))
-        return "\n".join(filled)
-
-
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """A parser of `python -m benchmarks.NAME`, which takes no abbreviations."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
-        formatter_class=HelpFormatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 

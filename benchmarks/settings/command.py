@@ -159,12 +159,9 @@ def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) 
     return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
 
 
-def _line(error: Exception, parser: argparse.ArgumentParser) -> str:
-    """The parser's message; of an unknown setting with the one that may be meant."""
+def _line(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
+    """The parser's message; for an unknown setting, with the one that may be meant."""
     line = one_line(error)
-    found = re.findall(r"(?:unrecognized arguments: --|Group '|[Oo]ption ')([\w.-]+)", line)
-    if not found:
-        return line
-    known = [name.removeprefix("--") for name in parser._option_string_actions]  # no public way
-    close = get_close_matches(".".join(found), known, n=1)
-    return f"{line}; " + (f"did you mean {close[0]}?" if close else "--help lists the settings")
+    unknown = re.findall(r"(?:unrecognized arguments: --|Group '|[Oo]ption ')([\w.-]+)", line)
+    close = get_close_matches(".".join(unknown), [*parser.get_defaults().keys()], n=1)
+    return f"{line}; did you mean {close[0]}?" if close else line

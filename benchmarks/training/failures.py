@@ -1,4 +1,4 @@
-"""What is told of a run that failed."""
+"""Expected failures of a run, in one line each."""
 
 import errno
 

@@ -50,7 +50,7 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--label=HORDE, order 2", "label: 'HORDE, order 2' is the name of a row"),
     ("--config=nowhere.yaml", "error: nowhere.yaml: cannot be read"),
     ("losess: 1", "; did you mean losses?"),
-    ("--nothing_like_it=1", "--help lists the settings"),
+    ("--nothing_like_it=1", "unrecognized arguments: --nothing_like_it"),
     ("trust: [decimal]", "trust: belongs on the command line"),
     ("--label=a\nb", "label: expected one line of printable text"),
     ("--losses=[]", "losses: expected at least one loss"),
