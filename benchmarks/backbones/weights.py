@@ -10,15 +10,12 @@ from typing import Any
 from timm.models import load_state_dict
 from torch import Tensor
 
-from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.console.printing import reason
 from benchmarks.settings.errors import ConfigError
 
 PUBLISHED = {
     # The checksum's beginning, in the file's name, is the only published part of it.
     "bn_inception-52deb4733.pth": "sha256:52deb4733",
-    # From the readme of models/bvlc_googlenet in Caffe's repository.
-    "bvlc_googlenet.caffemodel": "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204",
 }
 """Checksums of published files, "ALGORITHM:DIGEST": docs/backbones.md has their addresses and licences."""
 
@@ -30,8 +27,8 @@ def load_weights(model: Any, path: Path) -> None:
     model has none, as timm does.
 
     Args:
-        path: .pth or .pt (read without running any code in it), .safetensors or .caffemodel. From a training
-            checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
+        path: .pth or .pt (read without running any code in it) or .safetensors. From a training checkpoint, the
+            first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
 
     Raises:
         ConfigError: if the file cannot be read or has a wrong checksum, or if a tensor is missing, unknown to the
@@ -66,17 +63,14 @@ def _checksums(path: Path) -> Iterator[str]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix not in (".pth", ".pt", ".safetensors", ".caffemodel"):
+    if path.suffix not in (".pth", ".pt", ".safetensors"):
         raise ConfigError(
-            f"model.weights: {path}: expected a file of weights named .pth, .pt, .safetensors or .caffemodel, got "
-            f"{path.suffix!r}"
+            f"model.weights: {path}: expected a file of weights named .pth, .pt or .safetensors, got "
+            f"{path.suffix!r}; python tools/caffe.py converts a .caffemodel"
         )
     try:
         with path.open("rb"):  # timm would not say why it cannot
-            if path.suffix == ".caffemodel":
-                state_dict = read_caffemodel(path)
-            else:
-                state_dict = load_state_dict(str(path), weights_only=True)
+            state_dict = load_state_dict(str(path), weights_only=True)
         if not all(isinstance(value, Tensor) for value in state_dict.values()):
             raise ValueError("it holds something other than tensors by name")
     except OSError as error:

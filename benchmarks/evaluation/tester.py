@@ -44,6 +44,36 @@ def _bar(work: Any, accelerator: Accelerator | None, **words: str) -> Any:
 
 
 class _Calculator(RankAccuracyCalculator):
+    """Metrics within one matrix, by a `Ranking`; the ranks are one of them.
+
+    The processes of the accelerator share the queries; without one, this process ranks, on the CPU.
+    """
+
+    def __init__(
+        self, recall_at: Sequence[int], ranking: Ranking | None, accelerator: Accelerator | None
+    ) -> None:
+        names = ("mean_average_precision_at_r", "r_precision", "ranks")
+        super().__init__(
+            include=[*(f"recall_at_{K}" for K in recall_at), *names],
+            recall_at=recall_at,
+            device=torch.device("cpu") if accelerator is None else None,
+            accelerator=accelerator,
+            progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
+            group_rule="all" if ranking and ranking.whole_groups else "class",
+        )
+        self.ranking = ranking
+
+    def get_accuracy(self, query: Tensor, query_labels: Tensor, *_: Any, **__: Any) -> Any:
+        """The metrics of the matrix that PML's tester hands over as queries, and as references."""
+        ranking = self.ranking or Ranking.of_all(len(query))
+        return self.get_accuracy_within(
+            *(query, query_labels),
+            queries=ranking.queries,
+            references=ranking.gallery,
+            groups=ranking.groups,
+            normalize=True,
+        )
+
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
         return ranks
 
@@ -55,29 +85,9 @@ def rank(
     ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
 ) -> tuple[dict[str, float], Ranks]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), L2-normalised here, and the ranks that they are made of.
-
-    The processes of the accelerator share the queries, and all call this; without one, this one ranks, on the CPU.
-    """
-    ranking = ranking or Ranking.of_all(len(labels))
-    names = ("mean_average_precision_at_r", "r_precision", "ranks")
-    calculator = _Calculator(
-        include=[*(f"recall_at_{K}" for K in recall_at), *names],
-        recall_at=recall_at,
-        device=torch.device("cpu") if accelerator is None else None,
-        accelerator=accelerator,
-        progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
-        group_rule="all" if ranking.whole_groups else "class",
-    )
-    found = calculator.get_accuracy_within(
-        vectors,
-        labels,
-        queries=ranking.queries,
-        references=ranking.gallery,
-        groups=ranking.groups,
-        normalize=True,
-    )
-    return found, found.pop("ranks")
+    """Recall@K, MAP@R and R-precision of vectors (n, D), L2-normalised here, and the ranks; on all processes."""
+    metrics = _Calculator(recall_at, ranking, accelerator).get_accuracy(vectors, labels)
+    return metrics, metrics.pop("ranks")
 
 
 def measure(
@@ -176,37 +186,39 @@ class Evaluator:
         extract: Extractor | None = None,
     ) -> Measured:
         """Test the model with PML's tester; by default, each image is ranked against all others."""
-        tester = _Tester(self, recall_at, ranking, extract)
-        metrics = tester.test({"test": dataset}, 0, self.model)["test"]
-        del metrics["epoch"]
-        return Measured(metrics, tester.ranks, *tester.columns)
+        tester = _Tester(self, _Calculator(recall_at, ranking, self.accelerator), extract)
+        results = tester.test({"test": dataset}, 0, self.model)["test"]
+        del results["epoch"]
+        metrics = {name.removesuffix("_level0"): value for name, value in results.items()}
+        return Measured(metrics, metrics.pop("ranks"), *tester.columns)
 
 
 class _Tester(GlobalEmbeddingSpaceTester):
-    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
+    """PML's tester, whose images all processes embed; afterwards, `columns` are the results of `embed`."""
 
     columns: tuple[Tensor, ...]
-    ranks: Ranks
 
-    def __init__(self, evaluator: Evaluator, *arguments: Any) -> None:
+    def __init__(
+        self, evaluator: Evaluator, calculator: _Calculator, extract: Extractor | None
+    ) -> None:
         super().__init__(
+            normalize_embeddings=False,  # the calculator does it, without a copy
+            batch_size=evaluator.batch_size,
+            dataloader_num_workers=evaluator.num_workers,
             data_device=evaluator.accelerator.device,
             end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
-            accuracy_calculator=RankAccuracyCalculator(),  # never called; PML's default needs faiss
+            accuracy_calculator=calculator,
         )
-        self.evaluator = evaluator
-        self.recall_at, self.ranking, self.extract = arguments
+        self.evaluator, self.extract = evaluator, extract
 
-    def get_all_embeddings(self, dataset: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def compute_all_embeddings(self, dataloader: Any, *_: Any) -> tuple[Tensor, Tensor]:
         """The embeddings (n, E) and the labels (n, 1)."""
-        self.columns = self.evaluator.embed(dataset, self.extract)
+        self.columns = self.evaluator.embed(dataloader.dataset, self.extract)
         return self.columns[0], self.columns[1][:, None]
 
-    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
-        """The metrics under the calculator's own names."""
-        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.ranking)
-        metrics, self.ranks = rank(vectors, labels, *ways, self.evaluator.accelerator)
-        accuracies |= metrics
+    def set_reference_and_query(self, embeddings: dict[str, Any], *_: Any) -> Any:
+        """All images as queries and as references; PML would copy these."""
+        return embeddings["test"] * 2
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -1,6 +1,7 @@
 """Files of weights: every format and wrapping fills a model, and errors name what does not fit."""
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.model import Model
 from tests.references import inception
+from tools import caffe
 
 
 class Network(nn.Sequential):
@@ -72,7 +74,6 @@ SAVE = {
     "pth": torch.save,
     "legacy.pth": partial(torch.save, _use_new_zipfile_serialization=False),
     "safetensors": save_file,
-    "caffemodel": lambda state_dict, path: path.write_bytes(caffemodel(state_dict)),
 }
 
 
@@ -107,14 +108,16 @@ def test_wrappings_are_taken_off_and_a_trunk_without_classifier_drops_the_files(
     assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
 
 
-def test_an_old_file_of_caffe_gives_googlenet_without_its_auxiliary_classifiers(tmp_path):
+@pytest.mark.parametrize("old", [False, True])
+def test_a_file_of_caffe_gives_googlenet_without_its_auxiliary_classifiers(tmp_path, old):
     register()
     published = inception.random_weights("googlenet")
     auxiliary = {f"loss{i}/fc.{of}": torch.zeros(2, 3) for i in (1, 2) for of in ("weight", "bias")}
-    path = tmp_path / "old.caffemodel"
-    path.write_bytes(caffemodel(published | auxiliary, old=True))
+    path = tmp_path / "net.caffemodel"
+    path.write_bytes(caffemodel(published | auxiliary, old=old))
+    caffe.main(path)
     model = timm.create_model("googlenet")
-    load_weights(model, path)
+    load_weights(model, path.with_suffix(".safetensors"))
     for layer, own in (
         ("conv1/7x7_s2", model.stem.conv1),
         ("inception_4b/5x5", model.blocks.inception_4b["5x5"]),
@@ -174,18 +177,23 @@ BLOB = field(7, field(1, b"\2\3")) + field(5, torch.rand(5).numpy().tobytes())
         pytest.param(caffemodel({}), r"no layer in it holds weights.*\.prototxt", id="untrained"),
         pytest.param(field(100, field(7, BLOB)), r"\(2, 3\) has 5 values", id="few"),
         pytest.param(b'name: "GoogleNet"\n', "cut off, or no .caffemodel", id="prototxt"),
+        pytest.param(caffemodel({}), "expected the published file, SHA-1", id="bvlc_googlenet"),
     ],
 )
-def test_what_is_wrong_with_a_file_of_caffe_is_told(content, message, tmp_path):
-    (tmp_path / "net.caffemodel").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        load_weights(Network(), tmp_path / "net.caffemodel")
+def test_what_is_wrong_with_a_file_of_caffe_is_told(content, message, tmp_path, capsys):
+    name = "bvlc_googlenet" if "published" in message else "net"
+    (path := tmp_path / f"{name}.caffemodel").write_bytes(content)
+    with pytest.raises(SystemExit):
+        caffe.main(path)
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(message, line)
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_missing_file_and_an_unknown_suffix_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none.pth: cannot be read \(No such file"):
         load_weights(Network(), tmp_path / "none.pth")
-    with pytest.raises(ConfigError, match=r"w.h5: expected .* or \.caffemodel, got '\.h5'"):
+    with pytest.raises(ConfigError, match=r"w.h5: expected .* or \.safetensors, got '\.h5'"):
         load_weights(Network(), tmp_path / "w.h5")
 
 

@@ -1,10 +1,14 @@
-"""Reader of a `.caffemodel`'s weights with protobuf (tensorboard brings it), without Caffe.
+"""Convert the weights of a `.caffemodel` to `.safetensors`, by protobuf and without Caffe.
+
+    python tools/caffe.py weights/bvlc_googlenet.caffemodel    # writes weights/bvlc_googlenet.safetensors
 
 A `.caffemodel` is one `NetParameter` of Caffe's `src/caffe/proto/caffe.proto`. Few of its fields matter here; all
 are declared as repeated, which reads single ones as well.
 """
 
+import hashlib
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+from safetensors.torch import save_file
 from torch import Tensor
+
+PUBLISHED = {"bvlc_googlenet.caffemodel": "405fc5acd08a3bb12de8ee5e23a96bec22f08204"}
+"""SHA-1 of published files, from the readme of models/bvlc_googlenet in Caffe's repository."""
 
 SCHEMA = {
     "Shape": {"dim": (1, "INT64")},
@@ -35,11 +43,17 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
     inner product as (1, 1, O, I).
 
     Raises:
-        ValueError: if the file is cut off, is no caffemodel or holds no weights, or if a blob's number of values
-            does not match its shape.
+        ValueError: if the file is cut off, is no caffemodel or holds no weights, if it has the name of a published
+            file and other content, or if a blob's number of values does not match its shape.
     """
+    content = path.read_bytes()
+    digest = hashlib.sha1(content).hexdigest()
+    if (expected := PUBLISHED.get(path.name, digest)) != digest:
+        raise ValueError(
+            f"expected the published file, SHA-1 {expected}, got {digest}; fetch it again"
+        )
     try:
-        net = _net().FromString(path.read_bytes())
+        net = _net().FromString(content)
     except DecodeError as error:
         raise ValueError("it is cut off, or no .caffemodel") from error
     weights = {}
@@ -77,3 +91,20 @@ def _tensor(blob: Any) -> Tensor:
     if len(values) != math.prod(shape):
         raise ValueError(f"a blob of shape {tuple(shape)} has {len(values)} values")
     return torch.from_numpy(values).reshape(shape)
+
+
+def main(path: Path) -> None:
+    """Convert one file; a line and exit status 2 if that fails."""
+    converted = path.with_suffix(".safetensors")
+    try:
+        save_file(read_caffemodel(path), converted)
+    except (OSError, ValueError) as error:
+        print(f"error: {path}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(converted)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python tools/caffe.py FILE.caffemodel")
+    main(Path(sys.argv[1]))
