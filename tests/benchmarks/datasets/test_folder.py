@@ -1,16 +1,11 @@
-"""Your own folder of images, as a run and as the `ImageFolder` of the notebooks read it."""
+"""Your own folder of images: which are listed, how classes are named, which of them test."""
 
 import hashlib
 from collections import Counter
 
-import numpy as np
 import pytest
-from PIL import Image
-from torch.utils.data import DataLoader
-from torchvision import transforms
 
 from benchmarks.datasets import folder
-from benchmarks.datasets.image_folder import ImageFolder
 from benchmarks.datasets.listing import DatasetError
 
 CLASSES = {"ant": 3, "bee": 2, "cat": 2, "Dog": 1, "eel": 2, "fox": 4}
@@ -152,46 +147,3 @@ def test_a_link_without_an_end_is_named(links, tmp_path):
     line = f"a link to a folder around it; remove it: '{tmp_path / link}.*'\\)$"  # no second remedy
     with pytest.raises(DatasetError, match=line):
         folder.read(tmp_path, 0.5)
-
-
-# ------------------------------------------------------------------------------------- ImageFolder
-
-
-@pytest.fixture
-def photographs(tmp_path):
-    """Classes of two depths; 16 bits, a suffix that torchvision leaves out, one that lies on its side."""
-    for name in ("a", "b/deep"):
-        (tmp_path / name).mkdir(parents=True)
-        Image.new("RGB", (8, 6), (len(name), 0, 0)).save(tmp_path / name / "1.png")
-    Image.fromarray(np.full((6, 8), 30000, np.uint16)).save(tmp_path / "a" / "2.png")
-    Image.new("RGB", (8, 6)).save(tmp_path / "b" / "deep" / "2.jfif", "JPEG")
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (8, 6)).save(tmp_path / "a" / "3.jpg", exif=exif)
-    return tmp_path
-
-
-def test_an_image_folder_has_the_images_of_a_run(photographs):
-    found, listing = ImageFolder(photographs), folder.read(photographs, 0.5)
-    assert [path for path, _ in found.samples] == [
-        f"{photographs / path}" for path in listing.paths
-    ]
-    assert [found.classes[label] for label in found.targets] == listing.classes
-    assert found.targets == [0, 0, 0, 1, 1]
-    for row, (image, label) in enumerate(found):
-        assert label == found.targets[row]
-        np.testing.assert_array_equal(image, listing.image(row))
-    assert np.asarray(found[1][0]).max() == 117
-    assert found[2][0].size == (6, 8)
-
-
-def test_an_image_folder_names_a_damaged_image_or_leaves_it_out(photographs, capsys):
-    damaged = photographs / "b" / "deep" / "1.png"
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    view = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
-    with pytest.raises(DatasetError, match=rf"{damaged}: cannot be read"):
-        list(DataLoader(ImageFolder(photographs, view)))
-    found = ImageFolder(photographs, view, leave_out_damaged=True)
-    assert found.targets == [0, 0, 0, 1]
-    assert len(list(DataLoader(found))) == 4
-    assert capsys.readouterr().out.startswith(f"left out: {damaged}: cannot be read")
