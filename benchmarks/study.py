@@ -127,11 +127,11 @@ def _draw(
     options: argparse.Namespace, study: "Study", output: Path, command: Callable[..., str]
 ) -> dict[str, str]:
     """Write the page and print its answer; the commands to go on with, by what they do."""
+    from benchmarks.reporting.forest import study_figures
     from benchmarks.reporting.study_advice import advice
     from benchmarks.reporting.study_choice import choose
     from benchmarks.reporting.study_html import study_html
     from benchmarks.reporting.study_page import study_page
-    from benchmarks.reporting.svg import study_figures
     from benchmarks.reporting.untrained_rows import untrained_row
     from benchmarks.studies.auditing import judged, registration
     from benchmarks.studies.showing import setup, shown

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.reporting.svg import Axis, Drawing, signed  # noqa: E402
+from benchmarks.reporting.forest import Strip, forest_svg  # noqa: E402
 
 SKETCHES = "HORDE with sketches helps binomial deviance"
 JRS = "JRS helps AM\N{NON-BREAKING HYPHEN}softmax"
@@ -65,7 +65,6 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
     ],
 }
 MARGIN = 1.0  # points of MAP@R
-LOW, HIGH = -1.2, 5.0
 
 
 def difference(page: str, begin: str) -> tuple[float, float]:
@@ -82,18 +81,16 @@ def difference(page: str, begin: str) -> tuple[float, float]:
 
 
 def figure() -> bytes:
-    svg = Drawing()
-    axis = Axis(svg, LOW, HIGH, MARGIN)
+    strips = list[Strip]()
     for kind, rows in ROWS.items():
-        svg.y += 10
-        svg.line(kind, "group")
+        strips.append(Strip(kind))
         for label, page, begin in rows:
             mean, half = difference(page, begin)
             colour = "gain" if mean > half else "harm" if mean < -half else "seen"
-            svg.line(label, "", signed(f"{mean:+.2f} ± {half:.2f}"))
-            axis.strip(mean, (mean - half, mean + half), colour, radius=4.5, half=7)
-    axis.ticks("percentage points of MAP@R; right of 0: better")
-    return svg.file("Gain over the same loss without the method, with 95 % intervals")
+            told, limits = f"{mean:+.2f} ± {half:.2f}", (mean - half, mean + half)
+            strips.append(Strip(label, colour, told, mean, limits))
+    title = "Gain over the same loss without the method, with 95 % intervals"
+    return forest_svg(strips, MARGIN, "percentage points of MAP@R; right of 0: better", title)
 
 
 if __name__ == "__main__":

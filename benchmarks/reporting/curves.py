@@ -2,7 +2,8 @@
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from textwrap import fill
 from typing import Any
@@ -36,8 +37,9 @@ DESIGN: dict[Any, object] = {
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **{"font.size": 12, "axes.titlelocation": "left", "axes.grid": True, "grid.alpha": 0.2},
     **{"lines.linewidth": 1.8, "text.parse_math": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "curves"},
+    **{"svg.fonttype": "none", "svg.hashsalt": "curves", "font.family": "DejaVu Sans"},
 }
+"""Drawn twice, a figure has the same bytes."""
 
 RECALLS = {
     "Recall@1 (%) on training classes": "seen_recall_at_1",
@@ -59,6 +61,24 @@ RANKS = {
 Columns = Mapping[str, Sequence[float]]  # of a table with the column "step"
 
 
+@contextmanager
+def design() -> Iterator[None]:
+    """Figures made and written inside look alike."""
+    with rc_context(DESIGN), warnings.catch_warnings():
+        # The browser has a font for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def svg_of(figure: Figure, title: str) -> str:
+    """A figure as SVG, inside `design`; a title without characters that HTML marks."""
+    file, metadata = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", metadata=metadata, transparent=True)
+    drawn = file.getvalue().decode().partition("<svg")[2].replace(INK, "currentColor")
+    drawn = drawn.replace("</style>", f"{STYLE}</style>", 1)
+    return f'<svg role="img" aria-label="{title}"{drawn}'
+
+
 def curves_svg(
     tables: Mapping[str, Sequence[Columns]], panels: Mapping[str, str], *, singles: bool
 ) -> str:
@@ -74,16 +94,14 @@ def curves_svg(
         for label, colour, dash in zip(tables, cycle(COLOURS), cycle(DASHES), strict=False)
     }
     lines = {
-        title: {of: line for of in tables if (line := over_steps(tables[of], column))}
+        title: {label: line for label in tables if (line := over_steps(tables[label], column))}
         for title, column in panels.items()
     }
-    lines = {title: of for title, of in lines.items() if of}
+    lines = {title: by_label for title, by_label in lines.items() if by_label}
     if not lines:
         return ""
     key: dict[str, Line2D] = {}
-    with rc_context(DESIGN), warnings.catch_warnings():
-        # The browser has a font for it.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with design():
         figure = Figure(layout="constrained")
         axes = figure.subplots(len(lines), sharex=True, squeeze=False)[:, 0]
         for panel, (title, by_label) in zip(axes, lines.items(), strict=True):
@@ -101,11 +119,7 @@ def curves_svg(
         figure.legend(key.values(), names, loc="outside upper left")
         rows = sum(name.count("\n") + 1 for name in names)
         figure.set_size_inches(4.6, 0.4 + 2.6 * len(lines) + 0.28 * rows)  # a phone shows its text
-        file, metadata = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
-    drawn = file.getvalue().decode().partition("<svg")[2].replace(INK, "currentColor")
-    drawn = drawn.replace("</style>", f"{STYLE}</style>", 1)
-    return f'<svg role="img" aria-label="{", ".join(lines)}"{drawn}'
+        return svg_of(figure, ", ".join(lines))
 
 
 def over_steps(tables: Sequence[Columns], column: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -114,6 +128,6 @@ def over_steps(tables: Sequence[Columns], column: str) -> tuple[np.ndarray, np.n
         return None
     series = [dict(zip(table["step"], table[column], strict=True)) for table in tables]
     steps = np.array(sorted(set.intersection(*map(set, series))))
-    values = np.array([[of[step] for step in steps] for of in series])
+    values = np.array([[run[step] for step in steps] for run in series])
     stride = max(1, len(steps) // POINTS)
     return (steps[::stride], uniform_filter1d(values, stride)[:, ::stride]) if len(steps) else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from benchmarks.reporting.forest import colour_of, forest, study_figures
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.study_advice import NEAREST
@@ -16,7 +17,6 @@ from benchmarks.reporting.study_answer import cost
 from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_classes import Section
 from benchmarks.reporting.study_page import Tried, study_content, verdict
-from benchmarks.reporting.svg import colour_of, forest, forests
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.untrained_rows import beyond_untrained
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, outputs_of
@@ -64,7 +64,7 @@ def study_html(
     training = beyond_untrained(study, findings, results)
     _, training = neutral(study, [_as_main(finding) for finding in training], labels)
     study, findings = neutral(study, findings, labels)
-    drawn = {**figures, **forests(study, findings, right="better")}
+    drawn = {**figures, **study_figures(study, findings, results, "better")}
     if training:
         drawn["_training"] = forest(study, training, right="better")
     main = [of for of in findings if of.comparison.family == MAIN]

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.reporting.forest import COLOUR, LETTERS, study_figures
 from benchmarks.reporting.paired import assess
-from benchmarks.reporting.svg import LETTERS, study_figures
 from benchmarks.reporting.verdicts import Finding
 from benchmarks.settings.study_files import CONTROL, StudyRow
-from tests.benchmarks.reporting.made_study import NOISE, TRIPLET, N, compared, study_of
+from tests.benchmarks.reporting.made_study import MAP, NOISE, TRIPLET, N, compared, study_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,10 +37,24 @@ def texts(figure: ElementTree.Element | None) -> list[str]:
     return [str(text.text).replace("\N{NO-BREAK SPACE}", " ") for text in figure.iter(f"{SVG}text")]
 
 
-def marks(figure: ElementTree.Element, tag: str, kind: str) -> list[dict[str, str]]:
-    """The attributes of the marks of a class, without those of the key."""
-    found = [one.attrib for one in figure.iter(SVG + tag) if one.get("class") == kind]
-    return found[kind != "pool" :]
+def inside(figure: ElementTree.Element) -> ElementTree.Element:
+    """What is drawn between the axes, without the key."""
+    axes = figure.find(".//*[@id='axes_1']")
+    assert axes is not None
+    return axes
+
+
+def dots(figure: ElementTree.Element, colour: str) -> list[float]:
+    """How far right the marks of a colour are."""
+    used = inside(figure).iter(f"{SVG}use")
+    return [float(mark.attrib["x"]) for mark in used if f"fill: {colour}" in mark.attrib["style"]]
+
+
+def strokes(figure: ElementTree.Element, style: str) -> list[list[float]]:
+    """How far right the points of the lines and bands of a style are."""
+    paths = [path for path in inside(figure).iter(f"{SVG}path") if path.get("clip-path")]
+    shown = [path for path in paths if style in path.attrib["style"]]
+    return [[x for x, _ in points(path)] for path in shown]
 
 
 def points(path: ElementTree.Element | dict[str, str]) -> list[tuple[float, float]]:
@@ -58,31 +73,47 @@ FOUR = [
 def test_every_mark_is_where_its_number_says():
     figure = drawn(FOUR, margin=0.25)
     assert figure is not None
-    ticks = {
-        float(text.text.replace("\N{MINUS SIGN}", "-")): float(text.get("x"))
-        for text in figure.iter(f"{SVG}text")
-        if re.fullmatch("0|[+\N{MINUS SIGN}][0-9.]+", str(text.text))
-    }
+    ticks = {}
+    for tick in figure.findall(".//*[@id='matplotlib.axis_1']/*"):
+        for text in tick.iter(f"{SVG}text"):
+            if re.fullmatch("0|[+\N{MINUS SIGN}][0-9.]+", str(text.text)):
+                number = float(text.text.replace("\N{MINUS SIGN}", "-"))
+                ticks[number] = float(text.attrib["x"])
     (low, left), *_, (high, right) = sorted(ticks.items())
 
-    def place(x: float | str) -> float:
+    def place(x: float) -> float:
         """In points, from the axis."""
-        return (float(x) - ticks[0]) / (right - left) * (high - low)
+        return (x - ticks[0]) / (right - left) * (high - low)
 
     for kind, mean in (("gain", 0.5), ("harm", -1.0), ("seen", 0.1)):
-        [dot], [line] = marks(figure, "circle", kind), marks(figure, "path", kind)
-        assert place(dot["cx"]) == pytest.approx(mean, abs=0.01)
-        ends = [points(line)[0][0], line["d"].partition("H")[2]]
+        colour = COLOUR[kind].lower()
+        assert [*map(place, dots(figure, colour))] == pytest.approx([mean], abs=0.01)
         limits = assess([*(NOISE + mean)]).limits()
-        assert [place(end) for end in ends] == pytest.approx(limits, abs=0.01)
-    [diamond], [pool] = marks(figure, "path", "paper"), marks(figure, "circle", "pool")
-    assert place(points(diamond)[0][0]) == pytest.approx(3.1, abs=0.01)
-    assert place(pool["cx"]) == pytest.approx(-0.25, abs=0.01)
-    bands = marks(figure, "rect", "band")
+        line, *_ = strokes(figure, f"stroke: {colour}")
+        assert [*map(place, line)] == pytest.approx(limits, abs=0.01)
+    [paper] = [
+        float(mark.attrib["x"])
+        for mark in inside(figure).iter(f"{SVG}use")
+        if "fill-opacity: 0" in mark.attrib["style"]
+    ]
+    assert place(paper) == pytest.approx(3.1, abs=0.01)
+    assert [*map(place, dots(figure, COLOUR["pool"].lower()))] == pytest.approx([-0.25], abs=0.01)
+    bands = strokes(figure, "opacity: 0.13")
     assert len(bands) == 5  # four, and a pooled one
     for band in bands:
-        edges = place(band["x"]), place(float(band["x"]) + float(band["width"]))
-        assert edges == pytest.approx((-0.25, 0.25), abs=0.02)
+        assert place(min(band)) == pytest.approx(-0.25, abs=0.01)
+        assert place(max(band)) == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_axis_names_the_metric_of_what_is_drawn_and_the_file_is_the_same_again():
+    other = finding("e", 0.2, metric=MAP, family="mechanisms")
+    study = study_of(*(of.comparison for of in (*FOUR, other)))
+    figures = study_figures(study, [*FOUR, other], {})
+    assert figures == study_figures(study, [*FOUR, other], {})
+    assert b"percentage points of Recall@1; right" in figures[""]
+    assert b"percentage points of MAP@R; right" in figures["_mechanisms"]
+    both = [FOUR[1], replace(other, comparison=replace(other.comparison, family="main"))]
+    assert b">percentage points; right" in study_figures(study, both, {})[""]
 
 
 def test_long_text_is_wrapped_and_escaped():

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from benchmarks.reporting.forest import study_figures
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_classes import by_class
 from benchmarks.reporting.study_html import study_html
 from benchmarks.reporting.study_page import Candidate, study_page
-from benchmarks.reporting.svg import study_figures
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings.study_files import CONTROL, Seeds, StudyFile, StudyRow
 from tests.benchmarks.reporting.made_study import (
