@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .functional.checks import Around, check_batch, is_hidden, offered_by
+from .functional.checks import Around, check_batch
 from .functional.precision import full_precision, without_autocast
 from .unoptimized import watch
 
