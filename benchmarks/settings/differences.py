@@ -15,7 +15,6 @@ import jsonargparse
 
 from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.former import LATER, SETTINGS, identity
 
 Settings = TypeVar("Settings")
 
@@ -53,11 +52,10 @@ def config_changes(
 ) -> list[Change]:
     """The settings that differ and change the record or the result.
 
-    They are compared, and named, in their former spelling (`former.identity`). A missing setting counts as null, a
-    missing argument of a class as `ABSENT`: null would mean something else.
+    A missing setting counts as null, a missing argument of a class as `ABSENT`: null would mean something else.
     If the class differs, its arguments are not listed.
     """
-    old, new = (SETTINGS | LATER | flat(identity(config)) for config in (before, now))
+    old, new = flat(before), flat(now)
     found = []
     for key in sorted({*old, *new} - set(ignored)):
         missing = ABSENT if ".init_args." in key else None
@@ -88,11 +86,11 @@ def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, without nulls, that can change a number of the test, given the seed and the file of weights."""
-    settings, ignored = SETTINGS | flat(identity(config)), _without_effect(config)
+    ignored = _without_effect(config)
     return {
         key: value
-        for key, value in settings.items()
-        if key not in ignored and value is not None and (key, value) not in LATER.items()
+        for key, value in flat(config).items()
+        if key not in ignored and value is not None
     }
 
 

@@ -23,6 +23,9 @@ was registered when it began, "registered", the date of that, and "commits" if o
 
 KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
+RENAMED = "renamed"
+"""Digests of today's settings, with those under which the file has them: tools/published_names.py adds to them."""
+
 PLANS = "plans.json"  # in the folder of the runs
 
 OF_TESTS = ("per_class", "per_class_of_outputs", "before_training", "images_per_second")
@@ -38,6 +41,7 @@ class Results:
     Attributes:
         plans: The registrations in both places, the newest last.
         kept: Results by the names of their trainings.
+        renamed: {digest of settings or of a plan: its published one}, where they differ.
 
     Raises:
         ValueError: if a file is damaged.
@@ -45,10 +49,12 @@ class Results:
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         self.path, self._runs = path, runs
+        self.renamed: dict[str, str] = {}
         self.plans, self.kept = self._read()
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
         content = _content(self.path, "the results of all trainings")
+        self.renamed |= content.get(RENAMED, {})
         return self._with_shared(content.get("plans", [])), content.get("results", {})
 
     def _with_shared(self, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -71,17 +77,23 @@ class Results:
             self.plans, kept = self._read()
             self.kept |= kept
             yield
-            write_json(self.path, {"plans": self.plans, "results": self.kept})
+            renamed = {RENAMED: self.renamed} if self.renamed else {}
+            write_json(self.path, {"plans": self.plans, "results": self.kept, **renamed})
+
+    def name(self, job: Job) -> str:
+        """A key of the recipe, the seed, and a digest of the settings and weights that can change the result."""
+        digest = job.digest[:16]
+        return f"{job.training}, seed {job.seed}, settings {self.renamed.get(digest, digest)}"
 
     def of(self, job: Job) -> Result | None:
         """The result of a training whose weights and settings, as far as they change it, are these; or None."""
-        return self.kept.get(name_of(job))
+        return self.kept.get(self.name(job))
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Keep the results from these run folders; one that is there stays."""
         with self._changing():
             for job in jobs:
-                self.kept.setdefault(name_of(job), self._result(job))
+                self.kept.setdefault(self.name(job), self._result(job))
 
     def _result(self, job: Job) -> Result:
         run = load_run(job.folder)
@@ -143,8 +155,3 @@ def _content(path: Path, held: str) -> dict[str, Any]:
 def _queries(data: Mapping[str, Any]) -> dict[str, list[int]]:
     asked = [data[name] for name in ("test_queries", "unanswered_queries") if name in data]
     return {"queries": asked} if asked else {}
-
-
-def name_of(job: Job) -> str:
-    """A key of the recipe, the seed, and a digest of the settings and weights that can change the result."""
-    return f"{job.training}, seed {job.seed}, settings {job.digest[:16]}"

@@ -240,6 +240,11 @@ class Study:
 
     @cached_property
     def digest(self) -> str:
+        """The plan's `own_digest`, or the one that it was registered under, if settings have new names since."""
+        return self.results.renamed.get(self.own_digest, self.own_digest)
+
+    @cached_property
+    def own_digest(self) -> str:
         """SHA-256 of the rule, and of all settings of the rows before any is chosen."""
         rows = {row: self.first_job(row).digest for row in self.rows}
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))

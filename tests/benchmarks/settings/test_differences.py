@@ -1,4 +1,4 @@
-"""Effects of a setting: on nothing, on the record or on the result; and its spelling in published results."""
+"""Effects of a setting: on nothing, on the record or on the result."""
 
 from typing import Any
 
@@ -18,31 +18,22 @@ from benchmarks.settings.differences import (
     plain,
     settings_of_results,
 )
-from benchmarks.settings.former import BETA, CLASSES, SETTINGS, UNSTATED, identity
 
 
 def config(**changes: Any) -> dict[str, Any]:
     return {"seed": 0, "data": {"fold": 0, "root": "data"}, "evaluation": {"every": 5}} | changes
 
 
-def test_the_tables_name_settings_that_there_are_or_were():
-    known = flat(parse([]).config)
-    assert set(MOVES) <= {*known, *SETTINGS}
+def test_the_table_names_settings_that_there_are():
+    assert set(MOVES) <= {*flat(parse([]).config)}
 
 
-def test_former_settings_without_effect_are_no_difference():
-    """Older runs are compared, and named in files of results, as if they had been made today."""
-    old = {
-        **{"data": {"crop_to_box": False, "fold": 1}, "model": {"compile": False}, "trackers": []},
-        "optimization": {"max_gradient_norm": None},
-    }
-    now = {"data": {"fold": 1}, "model": {}, "optimization": {}}
+def test_nulls_nan_and_types_are_no_difference():
+    old, now = {"data": {"fold": 1}, "model": {"head": None}}, {"data": {"fold": 1}, "model": {}}
     assert config_changes(old, now) == config_changes(now, old) == []
     assert settings_of_results(old) == settings_of_results(now)
-    assert settings_of_results(now)["model.compile"] is False
     compiled = old | {"model": {"compile": True}}
-    assert config_changes(compiled, now) == [Change("model.compile", True, False)]
-    # A missing setting counts as null; NaN and a number of another type are no change.
+    assert config_changes(compiled, now) == [Change("model.compile", True, None)]
     before, now = ({"a": [float("nan")], "b": float("nan"), "c": c, "d": None} for c in (1, 1.0))
     assert config_changes(before, now) == []
     assert config_changes({"c": [1]}, {"c": [True]}) == [Change("c", [1], [True])]
@@ -89,37 +80,6 @@ def test_arguments_of_classes_are_compared_one_by_one(now, changes):
     assert config_changes(with_loss(a=1), now) == expected
 
 
-# ---------------------------------------------------------------------------------- former spelling
-
-
-def horde(place: str, **arguments: Any) -> dict[str, Any]:
-    inner = {"loss": {"class_path": "torch.nn.Linear"}}
-    return {"class_path": f"{place}.HORDELoss", "init_args": arguments | inner}
-
-
-def test_a_class_that_changed_is_the_same_setting():
-    new = horde("pml_regularizers.losses.horde_loss", checkpoint=False, matmul_dtype=None)
-    old = horde("pml_regularizers.horde", activations="store", products="full")
-    assert identity(new) == old == identity(old)
-    outer = {"class_path": "pytorch_metric_learning.Any", "init_args": {"parts": [new]}}
-    assert identity(outer)["init_args"]["parts"] == [old]
-    other = horde("elsewhere", checkpoint=False)
-    assert identity(other) == other
-    recomputed = horde("pml_regularizers.horde", checkpoint=True, matmul_dtype=None)
-    before, now = ({"losses": [{"loss": of, "weight": 1.0}]} for of in (old, recomputed))
-    assert settings_of_results(before) != settings_of_results(now)
-    [change] = config_changes(before, now)
-    assert change == Change("losses[0].loss.init_args.activations", "store", "recompute")
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_former_description_stays(name):
-    """Recorded runs have it."""
-    before = CLASSES[name]
-    arguments = {kept: next(iter(values.values()), 1) for kept, values in before.renamed.values()}
-    assert before.arguments(before.arguments(arguments)) == before.arguments(arguments)
-
-
 def test_no_two_settings_that_can_change_a_result_are_one() -> None:
     """Of each recipe: any setting changed, any override left out, and an empty mapping in place of null."""
     found: dict[str, Any] = {}
@@ -139,18 +99,3 @@ def test_no_two_settings_that_can_change_a_result_are_one() -> None:
             identity_of = plain(sorted(settings_of_results(settings).items()))
             assert found.setdefault(identity_of, moving) == moving, name
     assert len(found) > 200
-
-
-def test_the_rate_of_a_boundary_that_older_code_did_not_state() -> None:
-    """Only of a trained one: beside any other loss, an override of this name stays."""
-    margin = {"class_path": "any.MarginLoss", "init_args": {"learn_beta": True}}
-    for losses, path in (
-        ([{"loss": margin}], "loss.beta"),
-        ([{"loss": margin, "weight": 2.0}], "loss.losses.MarginLoss.beta"),
-    ):
-        stated = {"losses": losses, "optimization": {"overrides": {path: {**BETA}}}}
-        unstated = {"losses": losses, "optimization": {"overrides": {}}}
-        assert identity(stated) == unstated
-        assert identity(unstated)["optimization"]["overrides"] == {path: UNSTATED}
-        fixed = {**stated, "losses": [{"loss": {"class_path": "any.Loss"}}]}
-        assert identity(fixed) == fixed
