@@ -71,12 +71,13 @@ def settings_of(file: str) -> Iterator[list[str]]:
         chdir(folder),
         patch.object(jobs, "file_digest", lambda path: TEST_CLASSES.get(path.name, weights)),
     ):
-        for name in TEST_CLASSES:
+        for name in (*TEST_CLASSES, "trunk.safetensors"):
             Path(name).touch()
         classes = [
             f"--data.test_classes={kind}.txt" for word, kind in KINDS.items() if word in file
         ]
-        yield ["--data.root=photographs", "--model.trunk_args={}", *classes]
+        network = ["--model.trunk_args={}", "--model.weights=trunk.safetensors"]
+        yield ["--data.root=photographs", *network, *classes]
 
 
 def jobs_of(study: Study) -> Iterator[tuple[str, jobs.Job]]:
