@@ -50,6 +50,9 @@ API = {
     "evaluation": ("Evaluation", "metrics."),
 }
 """Pages: their title, and the folders or modules whose public names they describe."""
+ADDRESS = "ADDRESS_OF_THIS_REPOSITORY"
+BADGE = re.compile(r"\[!\[[^\]]*\]\(\.\./\.\./[^)]*\)\]\([^)]*\)\s?")
+"""An image that GitHub draws at addresses of its own; the site fetches nothing."""
 
 
 def on_config(config: Any) -> None:
@@ -70,6 +73,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     name = page.file.src_uri
+    address = os.environ.get("REPOSITORY", ADDRESS)
+    markdown = BADGE.sub("", markdown.replace(ADDRESS, address))
     parts = re.split(r"(```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [formulas(relinked(text, name)) for text in parts[::2]]
     for place, part in enumerate(parts):

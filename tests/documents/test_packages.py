@@ -66,10 +66,19 @@ def test_versions_and_requirements_are_the_same_everywhere() -> None:
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
     for version in cited["version"], recipe["context"]["version"]:
         assert version == pml_regularizers.__version__
+    about = (recipe["about"]["summary"], recipe["about"]["license"])
+    assert about == (project["description"], project["license"])
     needs = {
         need.replace(" ", "").replace("pytorch>=", "torch>=")
         for need in recipe["requirements"]["run"]
     }
+    for name, need in zip(
+        ("python", "torch", "pml"),
+        (project["requires-python"], *project["dependencies"]),
+        strict=True,
+    ):
+        badge = (ROOT / "docs" / "assets" / f"badge_{name}.svg").read_text()
+        assert f": {need.partition('>=')[2]} or newer</title>" in badge
     assert needs == {f"python{project['requires-python']}", *project["dependencies"]}
 
 
