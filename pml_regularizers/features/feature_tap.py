@@ -70,9 +70,7 @@ class _Call:
     training: bool  # with gradients
     output: Any = None
     inputs: Any = None
-    stages: Sequence[
-        "_Call"
-    ] = ()  # of a pass: one of each name, or it is not known which these are
+    stages: Sequence["_Call"] = ()  # of a pass; not one of each name where they are not known
     versions: list[int | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,13 +172,13 @@ class FeatureTap:
         recorded = {x.name for call in self._calls.stack for x in (call, *call.stages)}
         missing = [name for name in self._names if name not in recorded]
         makers = self.pop(embeddings)
+        if not makers or not all(map(self._knows_stages, makers)):
+            raise MissingFeaturesError(
+                f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
+            )
         features: dict[str, Features] = {}
         for name in self._names:
             parts = [x.output for each in makers for x in each.stages if x.name == name]
-            if not parts or len(parts) != len(makers):
-                raise MissingFeaturesError(
-                    f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
-                )
             if embeddings.requires_grad and not self._frozen and not _traced(parts):
                 raise MissingFeaturesError(f"{name}: {_NO_GRADIENT.get(name, _UNTRACED)}")
             features[name] = parts[0]
@@ -231,14 +229,16 @@ class FeatureTap:
             self._calls.stack[:] = [x for x in self._calls.stack if x not in gone]
         return makers
 
-    def _stages_of(self, end: _Call) -> list[_Call]:
-        """Take the stages of a pass from the calls that wait for its end."""
+    def _knows_stages(self, end: _Call) -> bool:
+        return [x.name for x in end.stages] == [*self._names]
+
+    def _take_stages(self, end: _Call) -> None:
+        """Move the stages of a pass out of the calls that wait for its end; or all that may be these."""
         calls = self._calls.stack
         waiting = [x for x in calls if x.name != _END]
-        starts = [i for i, x in enumerate(waiting) if x.name == _START]
-        # The embedder failed on what stands before an earlier start.
-        before = waiting[starts[-2] + 1 if starts[1:] else 0 : starts[-1]]
-        inside = waiting[starts[-1] + 1 :]
+        # An earlier start is of a call that failed, as on what stands before it.
+        failed, start = ([-1, -1] + [i for i, x in enumerate(waiting) if x.name == _START])[-2:]
+        before, inside = waiting[failed + 1 : max(start, 0)], waiting[start + 1 :]
         given = [x for x in before if _is_input(x.output, end.inputs)]
         alike = [x for x in before if x.training == end.training]
         stages: list[_Call] = []
@@ -247,11 +247,11 @@ class FeatureTap:
                 [x for x in some if x.name == name] for some in (inside, given, alike, before)
             )
             stages += next(filter(None, choices), [])
-        known = [x.name for x in stages] == [*self._names]
+        end.stages = stages
         # A stage may run several times before the embedder does.
-        left = [x for x in before if x not in stages] if known and not inside else []
+        single = self._knows_stages(end) and not inside
+        left = [x for x in before if x not in stages] if single else []
         calls[:] = [x for x in calls if x.name == _END or x in left]
-        return stages
 
     def _record(self, name: str, output: Any = None, inputs: Any = None) -> None:
         """Record a call of a stage, or the start or end of one of the embedder."""
@@ -272,7 +272,7 @@ class FeatureTap:
             calls[:] = [x for i, x in enumerate(calls) if i > same[0] or x.training != training]
         call = _Call(name, training, output, inputs)
         if name == _END:
-            call.stages = self._stages_of(call)
+            self._take_stages(call)
         calls.append(call)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -278,6 +278,19 @@ def test_a_stage_whose_output_is_pooled_before_the_embedder() -> None:
         stage(maps[0])
         with pytest.raises(MissingFeaturesError, match="not known to be those"):
             loss(embedder(stage(maps[1]).mean((2, 3))), labels)
+    first, second = (stage(x).mean((2, 3)) for x in maps[:2].requires_grad_())
+    embeddings = torch.cat([embedder(second), embedder(first)])
+    with pytest.raises(MissingFeaturesError, match="not known to be those"):
+        loss(embeddings, labels.repeat(2))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_stage_that_runs_often_in_one_pass(training: bool) -> None:
+    stage, (_, labels) = nn.Identity(), images(4)
+    embedder, x = nn.Sequential(*[stage] * 20), torch.randn(4, CHANNELS)
+    loss = JRSRegularizer().attach(stage, embedder=embedder)
+    with torch.set_grad_enabled(training), pytest.raises(MissingFeaturesError, match="not known"):
+        loss(embedder(x), labels)
 
 
 def test_a_loss_of_several_passes_behind_a_frozen_stage() -> None:
