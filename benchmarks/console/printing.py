@@ -1,6 +1,5 @@
 """Safe printing: texts from files and users, without characters that control a terminal or break a picture."""
 
-import importlib
 import re
 import sys
 from typing import Any
@@ -47,13 +46,3 @@ def progress_bar(iterable: Any = None, *, shown: bool = True, **options: Any) ->
     shown &= sys.stderr is not None  # closed, as by 2>&-
     interval = 0.1 if shown and sys.stderr.isatty() else 10
     return tqdm(iterable, disable=not shown, mininterval=interval, dynamic_ncols=True, **options)
-
-
-def posix_module(name: str) -> Any:
-    """Import a module that Windows lacks; there the command ends with one line and exit status 2."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        need = f"the runner needs Linux or macOS (Python's {name})"
-        print(f"error: {need}; on Windows use WSL 2 or the library", file=sys.stderr)
-        raise SystemExit(2) from None

@@ -3,20 +3,19 @@
 import math
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, Self
 
-from benchmarks.console.printing import PrintableError, posix_module
-
-fcntl = posix_module("fcntl")
+from benchmarks.console.printing import PrintableError
 
 LOCK = ".lock"
 
 POLL = 0.1  # seconds between two tries to own a folder
+
+TRIES = 100  # to make a folder that others may delete at the same time
 
 
 class InUseError(PrintableError, ValueError):
@@ -57,49 +56,45 @@ def let_others_read(path: Path) -> None:
 class OwnedFolder:
     """A folder that this process alone uses, from construction to `close` or the end of the process.
 
-    It is made if need be. Its file `.lock` holds the owner's process id, and `close` deletes it.
+    It is made if need be. Its file `.lock`, which stays, holds the last owner's process id.
 
     Args:
         patience: Seconds to wait for another owner.
 
     Raises:
         InUseError: if another process owns it.
-        OSError: if it cannot be made.
+        OSError: if it cannot be made, or its file system has no locks.
     """
 
     def __init__(self, path: Path, *, patience: float = 0) -> None:
-        self.path, self._lock = path, -1
-        deadline = time.monotonic() + patience
-        while owner := self._acquire():
-            if time.monotonic() > deadline:
-                raise InUseError(
-                    f"{path} is being written by another process ({owner}); wait for it, or choose another folder"
-                )
-            time.sleep(POLL)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}".encode(), 0)
+        from filelock import FileLock, Timeout  # late: `--help` locks nothing
 
-    def _acquire(self) -> str | None:
-        """Try to own the folder; None on success, otherwise the process id of its owner."""
-        owner = "unknown"
-        with suppress(FileNotFoundError):  # the owner has just deleted the folder
-            with suppress(FileExistsError):  # deleted meanwhile, or a file, which `open` names
-                self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        self.path = path
+        self._lock = FileLock(
+            *(path / LOCK, patience),
+            thread_local=False,
+            poll_interval=POLL,
+            fallback_to_soft=False,  # it would outlive a machine that is lost
+        )
+        for left in reversed(range(TRIES)):
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_ours():
-                    return None
-            except BlockingIOError:
-                owner = os.pread(self._lock, 20, 0).decode() or owner
-            os.close(self._lock)
-        return owner
+                path.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire()
+                break
+            except Timeout:
+                raise InUseError(
+                    f"{path} is being written by another process ({self._owner()}); wait for it, or choose another "
+                    "folder"
+                ) from None
+            except (FileExistsError, FileNotFoundError):
+                if not left:
+                    raise
+        (path / LOCK).write_text(f"{os.getpid()}")
 
-    def _is_ours(self) -> bool:
-        """False if another owner has deleted the lock, or moved the folder, since this process opened it."""
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._lock), (self.path / LOCK).stat())
-        return False
+    def _owner(self) -> str:
+        with suppress(OSError):
+            return (self.path / LOCK).read_text() or "unknown"
+        return "unknown"
 
     def move(self, path: Path) -> None:
         """Rename the folder, still owned."""
@@ -107,11 +102,7 @@ class OwnedFolder:
 
     def close(self) -> None:
         """Let others use the folder."""
-        if self._lock >= 0:
-            if self._is_ours():
-                (self.path / LOCK).unlink()
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -136,13 +127,13 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
     """
     partial = target.with_name(f".{target.name}.partial")
     work = partial / "work"
-    owned = OwnedFolder(partial, patience=math.inf if wait else 0)
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        owned.close()
-        with suppress(OSError):  # the next owner has it
-            partial.rmdir()
+    with OwnedFolder(partial, patience=math.inf if wait else 0):
+        try:
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            (partial / LOCK).unlink()
+    with suppress(OSError):  # the next owner has it
+        partial.rmdir()

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from torch import nn
 
 from benchmarks.building.images import Datasets, image_size
 from benchmarks.console.arguments import say
-from benchmarks.console.printing import posix_module, printable
+from benchmarks.console.printing import printable
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.listing import DatasetError
@@ -32,8 +33,6 @@ from benchmarks.records.files import file_digest
 from benchmarks.settings.data import Data
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.model import Model
-
-resource = posix_module("resource")
 
 
 def describe_data(

@@ -17,8 +17,6 @@ EMBEDDINGS = "test_embeddings.npz"
 
 HEAD = "head.npz"  # the layer of a network that was trained without one
 KEPT = 2  # checkpoints
-PATIENCE = 8
-"""Seconds: data-loader workers of a killed run share its lock until they notice, 5 s later."""
 
 
 class RunFolderError(PrintableError, RuntimeError):
@@ -31,7 +29,7 @@ class RunFolder(OwnedFolder):
     def __init__(self, path: Path) -> None:
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        super().__init__(path, patience=PATIENCE)
+        super().__init__(path)
         for place in (path, self.checkpoints, path / "records"):
             for left in place.glob("*.tmp"):  # by processes that were killed
                 left.unlink()

@@ -27,7 +27,7 @@ CONNECTING = 10  # seconds to wait for the cluster's address, and for its first 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
 
-RETRIES = 10  # of a run that was ended from outside, or whose folder a lost node's run still has
+RETRIES = 20  # of a run that was ended from outside, or whose folder a lost node's run still has
 
 
 class EndedFromOutsideError(RuntimeError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.building.class_paths import resolved
-from benchmarks.console.writing import InUseError
+from benchmarks.console.writing import POLL, InUseError
 from benchmarks.records.files import file_digest
 from benchmarks.records.results import load_run, outcome
 from benchmarks.records.run_folder import RunFolder, run_changes, run_identity
@@ -120,10 +120,10 @@ class Job:
 
 
 def wait_for(jobs: Sequence[Job], seconds: float = inf) -> None:
-    """Wait until no other process writes their folders; `in_use` itself waits some seconds."""
+    """Wait until no other process writes their folders."""
     deadline = time.monotonic() + seconds
     while any(job.in_use() for job in jobs) and time.monotonic() < deadline:
-        pass
+        time.sleep(POLL)
 
 
 def check_settings(settings: Sequence[str], ours: Sequence[str] = ()) -> None:

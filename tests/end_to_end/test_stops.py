@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from benchmarks.console import stopping
-from benchmarks.records import run_folder
 from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
@@ -122,13 +121,12 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(settings, uninterrupted, tmp_
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
-    processes, settings, request, tmp_path, monkeypatch, capsys
+    processes, settings, request, tmp_path, capsys
 ):
     """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times.
 
     Nobody else writes the folder meanwhile.
     """
-    monkeypatch.setattr(run_folder, "PATIENCE", 0.1)
     folder, kills = tmp_path / "run", request.config.getoption("--kills")
     expected = request.getfixturevalue("uninterrupted_pair" if processes == 2 else "uninterrupted")
     arguments = [*settings, *(FROZEN_STATISTICS if processes == 2 else ())]

@@ -44,7 +44,7 @@ def test_one_process_at_a_time_owns_a_folder(tmp_path):
         process.communicate(timeout=TIMEOUT)  # closes the pipe
     assert (tmp_path / "count").read_text() == "60"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "folder"]
-    assert list((tmp_path / "folder").iterdir()) == []
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == [".lock"]
 
 
 def test_a_moved_folder_stays_owned(tmp_path):
@@ -53,7 +53,26 @@ def test_a_moved_folder_stays_owned(tmp_path):
         with pytest.raises(InUseError):
             OwnedFolder(tmp_path / "b")
         OwnedFolder(tmp_path / "a").close()
-    assert [path.name for path in (tmp_path / "b").iterdir()] == []
+    OwnedFolder(tmp_path / "b").close()
+
+
+KILLED = """
+import os, sys, time
+from multiprocessing import get_context
+from pathlib import Path
+from benchmarks.console.writing import OwnedFolder
+folder = OwnedFolder(Path(sys.argv[1]))
+get_context("fork").Process(target=time.sleep, args=(5,)).start()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_owners_forked_process_does_not_keep_the_folder(tmp_path):
+    """As a data-loader worker, which lives on for seconds."""
+    words = [sys.executable, "-c", KILLED, str(tmp_path)]
+    killed = subprocess.run(words, cwd=ROOT, timeout=TIMEOUT)
+    assert killed.returncode == -9 and (tmp_path / ".lock").exists()
+    OwnedFolder(tmp_path).close()
 
 
 def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path):

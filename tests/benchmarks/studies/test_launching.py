@@ -136,8 +136,7 @@ def test_a_forked_run_is_as_one_of_its_own(run, monkeypatch):
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
-def test_a_folder_that_another_process_writes(run, monkeypatch):
-    monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
+def test_a_folder_that_another_process_writes(run):
     assert not run.in_use()
     with OwnedFolder(run.folder):
         assert run.in_use()

@@ -167,8 +167,7 @@ def test_stale_runs_are_reported_or_moved_aside(started, capsys):
     assert (folder.with_name(f"{folder.name}.stale-2") / "run.json").read_bytes() == before
 
 
-def test_a_stale_run_that_is_being_written_is_left_alone(started, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
+def test_a_stale_run_that_is_being_written_is_left_alone(started, capsys):
     folder = record("quick", optimization={"steps": 7})
     with RunFolder(folder):
         assert main(["toy/table1/quick", "--redo-stale"]) == 1
