@@ -1,9 +1,9 @@
 """A search for settings on the validation classes: trials of Optuna, each a run per fold.
 
-Sampled by TPE (Bergstra et al., "Algorithms for hyper-parameter optimization", NIPS 2011) as Optuna has it. Trial n
-draws from the generator of (seed, n), and its settings and runs are kept: the study is told of them again by the
-next command, so that it ends as if it had never been stopped. Trials that run at the same time do not know each
-other's results: what they draw depends on which of them ends first.
+Sampled by TPE (Bergstra et al., "Algorithms for hyper-parameter optimization", NIPS 2011) as Optuna has it. Optuna
+keeps the trials in a journal, and trial n draws each setting from the generator of (seed, n, setting), so that a
+search ends as if it had never been stopped. Trials that run at the same time do not know each other's results: what
+they draw depends on which of them ends first.
 
 No trial can see a test class: all are runs of `data.split: validation`, which do not load them.
 
@@ -13,6 +13,7 @@ The space is a YAML file of settings by their path, each with its range or its v
 import csv
 import io
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,21 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building.class_paths import resolved
 from benchmarks.console.writing import replace_file
-from benchmarks.records.files import damage_named, read_json, write_json
+from benchmarks.records.files import damage_named
 from benchmarks.records.results import DONE
 from benchmarks.records.run_folder import check_same
 from benchmarks.settings.command import Command, parse
-from benchmarks.settings.differences import changed, config_changes, flat
+from benchmarks.settings.differences import changed, config_changes
 from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.yaml_files import dump, read_yaml
-from benchmarks.studies.jobs import Job, make_job, read, try_out
+from benchmarks.studies.jobs import Job, make_job, try_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from benchmarks.training.parts import try_one_step
@@ -88,22 +91,24 @@ class Search:
         mine = [f"--seed={self.seed}", "--protocol=fair", "--data.split=validation"]
         return parse(["--recipe", self.recipe, *self.settings, *mine])
 
-    def changed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings of a trial; first its classes, which say what arguments there are."""
+    def changed(self, values: Mapping[str, Any]) -> Experiment:
+        """The settings of a trial; first its classes, which say what arguments there are."""
         classes = {key: value for key, value in values.items() if key.endswith(".class_path")}
-        experiment = changed(resolved(changed(self.command.experiment, classes)), values)
-        return {name: of for name, of in experiment.config().items() if name != "output"}
+        experiment: Experiment = resolved(changed(self.command.experiment, classes))
+        return changed(experiment, values)
 
     @property
     def folds(self) -> list[int]:
         return [*range(self.command.experiment.data.folds)]
 
-    def jobs(self, settings: Path) -> list[Job]:
-        """The trainings of a trial with these settings, one for each fold."""
-        command = replace(self.command, experiment=read([f"--config={settings}"]).experiment)
-        place = settings.with_suffix("")
+    def jobs(self, values: Mapping[str, Any], number: int = 0) -> list[Job]:
+        """The trainings of a trial with these values, one for each fold."""
+        command, trials = (
+            replace(self.command, experiment=self.changed(values)),
+            self.folder / "trials",
+        )
         return [
-            make_job(command, place.with_name(f"{place.name}-fold{fold}"), {"data.fold": fold})
+            make_job(command, trials / f"{number:04d}-fold{fold}", {"data.fold": fold})
             for fold in self.folds
         ]
 
@@ -113,29 +118,32 @@ class Search:
             key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
             for key, kind in self.space.items()
         }
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "least.yaml"
-            path.write_text(dump(self.changed(least)))
-            try_out(self.jobs(path))
+        try_out(self.jobs(least))
 
-    def begin(self) -> None:
-        """Write what is asked; a RunFolderError if the search was begun otherwise."""
-        asked = {"RECIPE": self.recipe, "--trials": self.trials, "--seed": self.seed}
-        asked["--space"] = {key: repr(of) for key, of in self.space.items()}
-        now, path = {"asked": asked, "settings": self.changed({})}, self.folder / "search.json"
-        if not path.exists():
-            write_json(path, now)
+    def begin(self) -> optuna.Study:
+        """The study in its journal; a RunFolderError if the search was begun otherwise."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "journal.log"
+        Path(f"{path}.lock").unlink(missing_ok=True)  # by a killed search: this one owns the folder
+        if path.exists():  # a full disk cuts a line off
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         with damage_named(path, "restore it, or choose another --runs"):
-            before = read_json(path)
-            before = before["asked"] | before["settings"]
-        check_same(config_changes(before, asked | now["settings"]), self.folder)
+            storage = JournalStorage(JournalFileBackend(str(path)))
+            study = optuna.create_study(
+                storage=storage, study_name="search", direction="maximize", load_if_exists=True
+            )
+        asked = {"RECIPE": self.recipe, "--trials": self.trials, "--seed": self.seed}
+        asked["--space"] = {key: repr(kind) for key, kind in self.space.items()}
+        asked |= settings_of(self.changed({}))
+        before = study.user_attrs.get("asked", asked)
+        check_same(config_changes(before, asked), self.folder)
+        study.set_user_attr("asked", asked)
+        return study
 
     def execute(self, launcher: Launcher) -> int:
         """Run the trials that are left; the exit status. No other process may have the folder meanwhile."""
-        (self.folder / "trials").mkdir(parents=True, exist_ok=True)
-        self.begin()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(direction="maximize")
+        study = self.begin()
         trials = (self._trial(study, number) for number in range(self.trials))  # each in its turn
         at_work: dict[Iterator[Job], Job] = {}
 
@@ -163,21 +171,25 @@ class Search:
             )
             return stopped
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
-        found = [trial for trial in over if trial.state == TrialState.COMPLETE]
-        if found:
-            self._write_best(max(found, key=lambda trial: trial.values[0]))
+        complete = [trial for trial in over if trial.state == TrialState.COMPLETE]
+        if complete:
+            self._write_best(max(complete, key=lambda trial: trial.values[0]))
         else:
             print("No trial succeeded: there is no best.yaml.")
-        return int(not found)
+        return int(not complete)
 
     def _trial(self, study: optuna.Study, number: int) -> Iterator[Job]:
         """A trial's runs that are left, one after the other; its value is the mean over the folds."""
-        path = self.folder / "trials" / f"{number:04d}.yaml"
-        trial = self._ask(study, number, path)
+        begun = study.trials[number:]
+        if begun and begun[0].state.is_finished():
+            return
+        trial = Trial(study, begun[0]._trial_id) if begun else study.ask()
+        for key, kind in self.space.items():
+            [seed] = np.random.SeedSequence([self.seed, number, *key.encode()]).generate_state(1)
+            study.sampler = TPESampler(seed=int(seed))
+            trial._suggest(key, kind)  # Optuna's `ask` has it for new trials alone
         try:
-            if not path.exists():
-                replace_file(path, dump(self.changed(trial.params)).encode())
-            for fold, job in zip(self.folds, self.jobs(path), strict=True):
+            for fold, job in zip(self.folds, self.jobs(trial.params, number), strict=True):
                 if job.outcome() not in OVER:
                     try_one_step(job.experiment)
                     yield job
@@ -191,18 +203,8 @@ class Search:
             trial.set_user_attr("failed", str(error))
             study.tell(trial, state=TrialState.PRUNED)  # a bad one for TPE
 
-    def _ask(self, study: optuna.Study, number: int, path: Path) -> Trial:
-        """The next trial, with the values that its file of settings keeps."""
-        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-        study.sampler = TPESampler(seed=int(seed))
-        if path.exists():
-            with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
-                known = flat(read_yaml(path))
-                study.enqueue_trial({key: known[key] for key in self.space})
-        return study.ask({**self.space})
-
     def _write_best(self, best: FrozenTrial) -> None:
-        settings = self.changed(best.params)
+        settings = settings_of(self.changed(best.params))
         # The run that uses them says these.
         del settings["seed"], settings["protocol"]
         del settings["data"]["split"], settings["data"]["fold"]
@@ -225,6 +227,11 @@ class Search:
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
 
 
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """All settings, except for the folder."""
+    return {name: value for name, value in experiment.config().items() if name != "output"}
+
+
 def _value(job: Job) -> float:
     """The validation MAP@R by which a run's weights were chosen; a ConfigError if it failed by its settings."""
     if (result := job.record()) is None or job.outcome() != "finished":
@@ -239,7 +246,7 @@ def read_space(path: Path) -> Space:
     content = read_yaml(path)
     if not content:
         raise ConfigError(f"{path}: expected at least one setting and its range, got none")
-    return {str(key): _distribution(f"{path}: {key}", of) for key, of in content.items()}
+    return {str(key): _distribution(f"{path}: {key}", given) for key, given in content.items()}
 
 
 def _distribution(place: str, given: Any) -> Distribution:

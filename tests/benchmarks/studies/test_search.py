@@ -127,6 +127,8 @@ def test_a_killed_study_goes_on_as_if_it_never_was(make_search, trainings, monke
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             patch.setattr(owner, name, deadly(getattr(owner, name), calls))
             stopped.execute(Launcher())
+        with (stopped.folder / "journal.log").open("ab") as journal:
+            journal.write(b'{"op_code": ')  # all that a full disk has taken
         assert stopped.execute(Launcher()) == 0
         assert table(stopped.folder) == table(whole.folder), moment
 
@@ -153,12 +155,12 @@ def test_a_trial_has_the_defaults_of_its_classes(make_search, space):
     )
     searched = make_search(space=read_space(space))
     adam, sgd = (
-        searched.changed(dict(zip(searched.space, values, strict=True)))
+        searched.changed(dict(zip(searched.space, values, strict=True))).config()
         for values in (("torch.optim.Adam", 1), ("torch.optim.SGD", 2))
     )
     assert "betas" in adam["optimization"]["optimizer"]["init_args"]
     assert "nesterov" in sgd["optimization"]["optimizer"]["init_args"]
-    distances = [one["losses"][0]["loss"]["init_args"]["distance"] for one in (adam, sgd)]
+    distances = [config["losses"][0]["loss"]["init_args"]["distance"] for config in (adam, sgd)]
     assert [distance["init_args"]["power"] for distance in distances] == [1, 2]
 
 
