@@ -111,6 +111,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     if status >= 128:
         return status
     found, findings = judged(study)
+    file = study.final
     if not (findings or untrained_row(file, found)):
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         way = "; leave out --page-only to train them" if options.page_only else ""
@@ -136,7 +137,7 @@ def _draw(
     from benchmarks.studies.auditing import judged, registration
     from benchmarks.studies.showing import setup, shown
 
-    file, results, runs = study.file, study.results, study.runs
+    file, results, runs = study.final, study.results, study.runs
     found, findings = judged(study)
     if not (findings or untrained_row(file, found)):
         return {}

@@ -10,6 +10,7 @@ rows:
     measures: [...]            further arguments of its tests, such as --evaluation.orders=true
     takes: [ROW, ...]          rows above it whose chosen settings it takes over, before its own are chosen
     choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations
+    same_for_all_seeds: true   of a row that trains nothing: one test stands for all seeds
 comparisons:
   NAME: {claim: ..., better: ROW, than: ROW}     see `Comparison`
 choice: {...}                  see `Choice`
@@ -42,6 +43,7 @@ class StudyRow:
     measures: list[str] = field(default_factory=list)
     takes: list[str] = field(default_factory=list)
     choose: dict[str, list[float]] = field(default_factory=dict)
+    same_for_all_seeds: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,16 @@ class Choice:
         first: So many values of each setting are tried first, from the middle of its list; then the next one while
             the best lies at the edge. Default: all.
         equal_budget: Refuse a comparison of rows that choose from different numbers of candidates.
+        finalists: Test only so many main comparisons: those with the best row on validation classes, and of several
+            with one base, those with the best method. They alone are corrected for, since no test class chose
+            them. Default: all.
     """
 
     metric: str = "mean_average_precision_at_r"
     draws: PositiveInt = 1
     first: PositiveInt | None = None
     equal_budget: bool = True
+    finalists: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,10 @@ class Seeds:
     more: NonNegativeInt = 0
     wider_than: Points | None = None
     draw: str = "the start, the batches and the views"
+
+    def numbers(self, more: bool) -> range:
+        """The first seeds, or also the further ones."""
+        return range(self.first, self.first + self.count + self.more * more)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,8 @@ def _faults(study: StudyFile) -> Iterator[str]:
                 yield f"{at}.choose.{setting}: says how a candidate is measured"
             if len(set(values)) < len(values) or not values:
                 yield f"{at}.choose.{setting}: expected different values"
+        if row.same_for_all_seeds and name not in study.untrained():
+            yield f"{at}.same_for_all_seeds: is for rows with --optimization.steps=0; leave it out"
         above.append(name)
         choosing = [setting for one in study.needed([name]) for setting in study.rows[one].choose]
         if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
@@ -93,6 +95,11 @@ def _faults(study: StudyFile) -> Iterator[str]:
             yield f"{at}.reported: expected two recipes of a paper that report Recall@1"
         if unknown := [row for row in rows if row not in study.rows]:
             yield f"{at}: no row {unknown[0]!r}"
+        unscored = [
+            row for row in comparison.rows() if row in study.rows and not study.rows[row].choose
+        ]
+        if study.choice.finalists and comparison.family == "main" and unscored:
+            yield f"{at}: choice.finalists needs a choose: of {unscored[0]}, whose scores decide what is tested"
         if len(set(map(study.tested_on, rows))) > 1:
             yield f"{at}: its rows have different --data.test_classes"
         for whole in (False, True):

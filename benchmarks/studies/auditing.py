@@ -105,7 +105,7 @@ def _trained(job: Job) -> Glyphs | ImageSet:
 def judged(study: Study) -> tuple[Found, list[Finding]]:
     """The results of the tests, and what they say of the comparisons."""
     found = study.found()
-    return found, judge(study.file, found, registered=registered(study, found))
+    return found, judge(study.final, found, registered=registered(study, found))
 
 
 def registered(study: Study, found: Found) -> dict[str, bool]:

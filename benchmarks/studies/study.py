@@ -19,6 +19,7 @@ from benchmarks.settings.command import Command
 from benchmarks.settings.differences import changed, flat
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_files import StudyFile, digest
+from benchmarks.studies.finalists import finalists
 from benchmarks.studies.jobs import Job, check_settings, read, seeded
 from benchmarks.studies.kept import Result, Results
 
@@ -28,8 +29,7 @@ Values = tuple[tuple[str, float], ...]
 FOR_USE = {
     **{"data.split": "all", "protocol": "paper", "evaluation.every": 0, "evaluation.parts": None},
     **{"evaluation.oracle": False, "evaluation.divergence": False},
-}
-"""Settings of a training on all classes, which leaves none to measure on."""
+}  # settings of a training on all classes, which leaves none to measure on
 
 Found = dict[str, dict[int, Result]]
 """Results of tests, by row and seed."""
@@ -46,13 +46,23 @@ class Study:
         self._read = cache(lambda recipe, *settings: read([f"--recipe={recipe}", *settings]))
         self._data: dict[Any, str] = {}  # of rows with the same test classes
 
-    # ----------------------------------------------------------------------------------------- rows
-
     @property
     def rows(self) -> list[str]:
         """The untrained rows, the compared ones, and those whose settings they take, each after these."""
         compared = chain(*(of.all_rows() for of in self.file.comparisons))
         return self.file.needed([*self.file.untrained(), *compared])
+
+    @property
+    def final(self) -> StudyFile:
+        """The file with the comparisons that are tested, as far as these are known."""
+        return finalists(self.file, self.tried) or self.file
+
+    def _tested(self) -> list[str]:
+        """The rows that are tested, as far as they are known."""
+        if (known := finalists(self.file, self.tried)) is self.file:
+            return self.rows
+        compared = chain(*(of.all_rows() for of in known.comparisons)) if known else ()
+        return [*self.file.untrained(), *compared]
 
     def labels(self) -> dict[str, str]:
         """The labels of the rows, each once: the row is added to one that another has, too."""
@@ -119,8 +129,6 @@ class Study:
             if bounds == before:
                 return found
 
-    # ---------------------------------------------------------------------------------------- tests
-
     def first_job(self, row: str, draw: int | None = None) -> Job:
         """The test with the first seed, or the training of a draw, before any setting is chosen."""
         first = self.file.seeds.first if draw is None else 0
@@ -132,11 +140,12 @@ class Study:
         Args:
             more: Also with the further seeds; default: if the first ones call for them.
         """
-        if (values := self.chosen(row)) is None:
+        if (values := self.chosen(row)) is None or row not in self._tested():
             return []
-        seeds, more = self.file.seeds, row in self.extended() if more is None else more
-        last = seeds.first + seeds.count + seeds.more * more
-        return self._jobs(row, values, range(seeds.first, last))
+        seeds = self.file.seeds.numbers(row in self.extended() if more is None else more)
+        if self.file.rows[row].same_for_all_seeds:
+            seeds = seeds[:1]
+        return self._jobs(row, values, seeds)
 
     def finish(self, row: str) -> Job:
         """The training of a row on all classes, for use: with the chosen settings, as long as the tested ones.
@@ -160,6 +169,9 @@ class Study:
         for row in self.rows:
             jobs = self.tests(row, more)
             found[row] = {job.seed: result for job in jobs if (result := self._of(job))}
+            if self.file.rows[row].same_for_all_seeds:
+                seeds = self.file.seeds.numbers(more=True)
+                found[row] = {seed: result for result in found[row].values() for seed in seeds}
         return found
 
     def extended(self) -> set[str]:
@@ -168,7 +180,7 @@ class Study:
         if not seeds.more or seeds.wider_than is None:
             return set()
         rows: set[str] = set()
-        for finding in judge(self.file, self.found(more=False)):
+        for finding in judge(self.final, self.found(more=False)):
             tested, is_main = finding.tested, finding.comparison.family == "main"
             if is_main and tested is not None and tested.half_width > seeds.wider_than:
                 rows |= set(finding.comparison.all_rows())
@@ -214,18 +226,20 @@ class Study:
             self.results.add(done)
 
     def left(self) -> list[Job]:
-        """The trainings without a result; those whose settings are not known yet with settings of their row."""
+        """The trainings without a result, with settings of their row where theirs are not known yet."""
         found = self.missing()
         for row in self.rows:
             choose, choice = self.file.rows[row].choose, self.file.choice
             if choose and self._taken(row) is None:
                 tried = prod(len(values[: choice.first]) for values in choose.values())
                 found += [self.first_job(row, draw) for draw in range(choice.draws)] * tried
-            if self.chosen(row) is None:
+            if self.chosen(row) is None and self.file.choice.finalists is None:
                 found += [self.first_job(row)] * self.file.seeds.count
+        if finalists(self.file, self.tried) is None:  # these stand for those to come
+            main = [of.rows() for of in self.file.comparisons if of.family == "main"]
+            some = chain(*main[: self.file.choice.finalists])
+            found += [self.first_job(row) for row in some] * self.file.seeds.count
         return found
-
-    # ----------------------------------------------------------------------------------------- plan
 
     def due(self) -> int:
         """The number of further seeds that the first ones have called for, and that are not tested yet."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.studies import auditing
 from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.studies.toy import BETA, RATE, about, change, command, finish, kept_study
@@ -172,3 +173,33 @@ def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, cap
     assert command("--finish") == 0 and not seen
     assert command("--finish", "--page-only") == 2
     assert "--finish: trains, and --page-only does not" in capsys.readouterr().err
+
+
+def test_only_the_best_comparison_on_validation_classes_is_tested(toy, trained_by):
+    """With a family of one, in which no test class had a part; untrained rows are tested once for all seeds."""
+    chosen = {"takes": ["base"], "choose": {BETA: [2.0, 3.0]}}
+    raw = {"recipe": "toy/table/base", "settings": ["--optimization.steps=0", "--label=raw"]}
+    rows = {"base": {"choose": {RATE: [0.01, 0.02]}}, "new": chosen, "third": chosen}
+    rows["raw"] = raw | {"same_for_all_seeds": True}
+    change(rows=rows, choice={"draws": 1, "equal_budget": False, "finalists": 1})
+    tested: list[tuple[str, int]] = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            row, split, seed, *_ = about(job)
+            if split == "test":
+                assert row != "new", "it is behind on validation classes"
+                tested.append((job.config["label"], seed))
+            gain = {"third": 0.1, "new": 0.05 + (split == "test")}.get(row, 0)
+            finish(job, 0.5 + gain + seed / 1e3 * (row == "third"))
+
+    trained_by(train)
+    assert command() == 0
+    assert sorted(tested) == [("base", 0), ("base", 1), ("raw", 0), ("third", 0), ("third", 1)]
+    study = kept_study()
+    [finding] = auditing.judged(study)[1]
+    assert (finding.comparison.name, finding.adjusted) == ("2", finding.tested and finding.tested.p)
+    assert {row: len(of) for row, of in study.found().items()} == {
+        "raw": 2, "base": 2, "new": 0, "third": 2,
+    }  # fmt: skip
+    assert study.left() == []
