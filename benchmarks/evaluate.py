@@ -137,7 +137,8 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
         now,
     )
     from benchmarks.reporting.comparison import compare
-    from benchmarks.training.parts import check_parts, start
+    from benchmarks.training.launcher import start
+    from benchmarks.training.parts import check_parts
 
     trust(options.trust)
     is_run, folder = (options.run / "run.json").exists(), options.run.absolute()

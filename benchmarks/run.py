@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
@@ -30,9 +29,6 @@ from benchmarks.reporting.recipe_list import recipe_table
 from benchmarks.settings.command import Command, parse
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.yaml_files import dump
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,36 +54,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: Command, argv: Sequence[str]) -> int:
     from benchmarks.records.run_folder import RunFolderError
-    from benchmarks.training.failures import expected_failure
-    from benchmarks.training.parts import start
-    from benchmarks.training.run import OngoingRun, stop
+    from benchmarks.records.run_writer import RunWriter
+    from benchmarks.training.failures import expected_failure, note_failure
+    from benchmarks.training.launcher import start
+    from benchmarks.training.run import run
 
     accelerator = start(command.experiment)
-    run: OngoingRun | None = None
+    record: RunWriter | None = None
     try:
-        run = OngoingRun(command, argv, accelerator)
-        handle_signals(stop)  # during the training: StopRequest's
-        run.execute()
+        record = RunWriter(command, argv, accelerator)  # finished? in use? another run's?
+        run(command.experiment, record, accelerator)
         return 0
     except (ConfigError, RunFolderError, InUseError):
         raise
     except KeyboardInterrupt:
-        assert run is not None  # until then, a signal ends the process
-        run.record.update(status="stopped")
+        assert record is not None  # until it has begun, a signal ends the process
+        record.update(status="stopped")
         accelerator.print("\nstopped; rerun the same command with --resume to continue")
         raise
     except BaseException as error:
         line = expected_failure(error, command.experiment)
-        if run is not None:
-            run.note_failure(error, line)
+        if record is not None and record.begun:
+            note_failure(record, error, line)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 1
     finally:
         handle_signals(leave)
-        if run is not None:
-            run.record.close()
+        if record is not None:
+            record.close()
         accelerator.end_training()
 
 

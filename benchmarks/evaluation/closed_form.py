@@ -23,25 +23,35 @@ def head_of(evaluator: Evaluator) -> EmbeddingHead | None:
     return network.head if isinstance(network.head, EmbeddingHead) else None
 
 
+def read_features(evaluator: Evaluator, images: Glyphs | ImageSet) -> dict[str, Tensor]:
+    """The images' "labels" (n,), pooled "features" (n, C), and those that the head's "layer" takes, in one pass.
+
+    All processes call this.
+    """
+    with (extract := Extract(evaluator.model, layer=True)):
+        _, labels, rows = evaluator.embed(images, extract)
+    features = extract.split(rows)
+    return {"labels": labels, "layer": features["features"], **features}
+
+
 def set_head(
-    evaluator: Evaluator, train: Glyphs | ImageSet, size: int, *, whiten: bool = False
+    evaluator: Evaluator, trained: dict[str, Tensor], size: int, *, whiten: bool = False
 ) -> nn.Linear:
     """Set the head's layer to the principal components of the training images' features; all processes call this.
 
     A layer that is there keeps its parameters, which get the values; else the head gets one of this size.
 
     Args:
+        trained: `read_features` of the training images.
         whiten: To the components after within-class whitening.
     """
     head = head_of(evaluator)
     assert head is not None  # the settings refuse an ensemble
-    with (extract := Extract(evaluator.model, of_layer=True)):
-        _, labels, features = evaluator.embed(train, extract)
     layer = head.fc if isinstance(head.fc, nn.Linear) else nn.Linear(head.in_channels, size)
     if whiten:
-        whitening_init_(layer, features, labels)
+        whitening_init_(layer, trained["layer"], trained["labels"])
     else:
-        pca_init_(layer, features)
+        pca_init_(layer, trained["layer"])
     own = next(evaluator.model.parameters())
     layer.to(evaluator.accelerator.device, own.dtype)
     with torch.no_grad():

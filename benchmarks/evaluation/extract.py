@@ -1,7 +1,7 @@
 """Reads a network's features, and HORDE's descriptor, while its images are embedded."""
 
 from math import nan
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ class Extract:
     A context, in which the model's head is watched.
 
     Args:
-        features: Read the features.
-        of_layer: Those that the head's linear layer takes, not the pooled ones: they differ by an attention.
+        features: Read the pooled features.
+        layer: Also read the features that the head's linear layer takes, where they are others: behind an
+            attention.
 
     Attributes:
         widths: Of these parts, by name; empty before the first pass.
@@ -30,33 +31,37 @@ class Extract:
         horde: HORDELoss | None = None,
         *,
         features: bool = True,
-        of_layer: bool = False,
+        layer: bool = False,
     ) -> None:
-        self.horde, self.features, self.wanted = horde, features, features or horde is not None
-        self.head = next((m for m in model.modules() if isinstance(m, EmbeddingHead)), None)
-        self.of_layer = of_layer
+        self.horde, self.wanted = horde, features or horde is not None
+        head = next((m for m in model.modules() if isinstance(m, EmbeddingHead)), None)
+        self._watched: dict[str, nn.Module] = {}
+        if features:
+            assert head is not None
+            self._watched["features"] = head.pooled
+            if layer and head.attention is not None:
+                self._watched["layer"] = head.fc
+        self._seen: dict[str, Tensor] = {}
         self.widths: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        if self.features:
-            assert self.head is not None
-            watched = self.head.fc if self.of_layer else self.head.pooled
-            self._hook = watched.register_forward_pre_hook(self._see)
+        def watch(name: str, module: nn.Module) -> Any:
+            return module.register_forward_pre_hook(
+                lambda module, inputs: self._seen.update({name: inputs[0]})
+            )
+
+        self._hooks = [watch(name, module) for name, module in self._watched.items()]
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.features:
-            self._hook.remove()
-
-    def _see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features = inputs[0]
+        for hook in self._hooks:
+            hook.remove()
 
     def __call__(self, embeddings: Tensor) -> Tensor:
         parts = {}
         if self.horde is not None:
             parts["descriptor"] = self.horde.descriptor(embeddings)
-        if self.features:
-            parts["features"] = full_precision(self._features)
+        parts |= {name: full_precision(self._seen[name]) for name in self._watched}
         self.widths = {name: part.shape[1] for name, part in parts.items()}
         return torch.cat([*parts.values()], dim=1)
 

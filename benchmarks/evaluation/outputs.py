@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
-from benchmarks.evaluation.closed_form import components, head_of, whitened
+from benchmarks.evaluation.closed_form import components, whitened
 from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.generalization_bound import (
     confidence_interval,
@@ -49,10 +49,14 @@ def test_outputs(
     train_set: Glyphs | ImageSet | None,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
+    trained: dict[str, Tensor] | None = None,
 ) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics], ByClass]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Without a training set, none is to be tested that is fitted on it, or compared with it.
+
+    Args:
+        trained: `read_features` of the training images, if they were read already.
 
     Returns:
         The embedding's results, the metrics of the other outputs, the half-widths of the 95 % intervals of those
@@ -69,23 +73,29 @@ def test_outputs(
     if attention is not None and train_set is not None:
         correlation = variance_correlation(evaluator, attention, train_set)
         found.metrics["variance_correlation"] = correlation
-    trained: tuple[Tensor, ...] = ()
-    if settings.divergence or settings.features or (horde is not None and settings.descriptor):
+    needed = {
+        **{"embeddings": settings.divergence, "features": settings.features is not None},
+        "descriptor": horde is not None and settings.descriptor,
+    }
+    seen = dict(trained or {})
+    if any(asked and name not in seen for name, asked in needed.items()):
         assert train_set is not None
         with reading:
-            trained = evaluator.embed(train_set, extract)
+            embeddings, labels, *rows = evaluator.embed(train_set, extract)
+        seen = {"embeddings": embeddings, "labels": labels}
+        seen |= reading.split(rows[0]) if rows else {}
     tested = {} if found.descriptors is None else reading.split(found.descriptors)
-    seen = reading.split(trained[2]) if trained[2:] else {}
     vectors: dict[str, Tensor] = {}
     if horde is not None and settings.orders:
         vectors |= horde.split_orders(tested["descriptor"])
         del vectors["order_1"]
-    if horde is not None and settings.descriptor:
+    if needed["descriptor"]:
+        assert horde is not None
         both = seen["descriptor"], tested["descriptor"]
         vectors["descriptor"] = components(accelerator, *both, horde.embedding_size)
     if settings.features is not None:
         both = seen["features"], tested["features"]
-        vectors |= feature_outputs(accelerator, *both, trained[1], settings.features)
+        vectors |= feature_outputs(accelerator, *both, seen["labels"], settings.features)
     outputs, by_class = rank_all(accelerator, vectors, found.labels, test_set, K)
     half_widths: dict[str, Metrics] = {}
     if accelerator.is_main_process:
@@ -93,7 +103,7 @@ def test_outputs(
             found.metrics.update(cluster_metrics(found.embeddings, found.labels))
         if settings.parts is not None:
             outputs["parts"], half_widths["parts"] = over_parts(
-                found.embeddings, found.labels, trained, settings
+                found.embeddings, found.labels, seen, settings
             )
     return found, outputs, half_widths, by_class
 
@@ -109,10 +119,10 @@ def verified(
     if not experiment.evaluation.verification:
         return {}
     images = found.embeddings, found.labels, test_set.ranking, accelerator
-    measured = {"verification": verify(*images)}
+    entries = {"verification": verify(*images)}
     if experiment.data.split == "test" and not experiment.data.known_classes:
-        measured["identification"] = identify(*images)
-    return measured
+        entries["identification"] = identify(*images)
+    return entries
 
 
 def variance_correlation(
@@ -132,7 +142,7 @@ def variance_correlation(
 
 def test_untrained(
     evaluator: Evaluator,
-    train_set: Glyphs | ImageSet,
+    trained: dict[str, Tensor] | None,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
     size: int,
@@ -140,26 +150,27 @@ def test_untrained(
     """Test the network before its training; call it on all processes.
 
     Args:
+        trained: `read_features` of the training images; None for an ensemble, which has no such outputs.
         size: Width of the components, if `settings.features` gives none.
 
     Returns:
         The embeddings' metrics, those of the untrained trunk's outputs, and the latter's results by class. The
         outputs are the trunk's pooled features and, if there are enough training images, their components as
-        they are and after within-class whitening. An ensemble has none.
+        they are and after within-class whitening.
     """
     accelerator, ranking, K = evaluator.accelerator, test_set.ranking, settings.recall_at
-    if head_of(evaluator) is None:
+    if trained is None:
         return evaluator.evaluate(test_set, K, ranking).metrics, {}, {}
     with (extract := Extract(evaluator.model)):
         found = evaluator.evaluate(test_set, K, ranking, extract)
-        _, labels, trained = evaluator.embed(train_set, extract)
     assert found.descriptors is not None
     vectors = {"untrained_features": found.descriptors}
     size = settings.features or size
-    if size <= min(trained.shape):
-        both = trained, found.descriptors
+    if size <= min(trained["features"].shape):
+        both = trained["features"], found.descriptors
         vectors["untrained_pca"] = components(accelerator, *both, size)
-        if (white := whitened(accelerator, trained, labels, both[1], size)) is not None:
+        white = whitened(accelerator, both[0], trained["labels"], both[1], size)
+        if white is not None:
             vectors["untrained_whitened"] = white
     return found.metrics, *rank_all(accelerator, vectors, found.labels, test_set, K)
 
@@ -195,14 +206,14 @@ def feature_outputs(
 
 
 def over_parts(
-    embeddings: Tensor, labels: Tensor, trained: tuple[Tensor, ...], settings: Evaluation
+    embeddings: Tensor, labels: Tensor, trained: dict[str, Tensor], settings: Evaluation
 ) -> tuple[Metrics, Metrics]:
     """Means and half-widths of 95 % intervals over class-stratified parts of the test set."""
     assert settings.parts is not None
     parts = stratified_parts(labels, settings.parts)
     rows = [measure(embeddings[part], labels[part], settings.recall_at) for part in parts]
     if settings.divergence:
-        seen, seen_labels, *_ = trained
+        seen, seen_labels = trained["embeddings"], trained["labels"]
         # Labels of both sets count from zero.
         unseen_labels = labels + seen_labels.max() + 1
         seen_parts = stratified_parts(seen_labels, settings.parts)

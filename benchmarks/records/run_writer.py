@@ -8,13 +8,14 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from benchmarks.console.writing import InUseError, replace_file
-from benchmarks.records.files import write_json
+from benchmarks.records.files import file_digest, write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import (
     RunFolder,
     RunFolderError,
     check_same,
+    load_checkpoint,
     run_changes,
     run_identity,
 )
@@ -26,51 +27,39 @@ from benchmarks.settings.yaml_files import dump
 
 
 class RunWriter:
-    """Writer of a run's folder; all processes create this object, and only the main process writes.
-
-    Args:
-        about: Entries of run.json that describe data and weights.
-        look_through: Gives more entries of "data", such as the SHA-256 of the images' bytes; called by the main
-            process.
+    """Writer of a run's folder, which it opens; all processes create this object, and only the main one writes.
 
     Attributes:
         path: The folder.
-        info: run.json, on the main process.
+        info: run.json, on the main process; empty before `restore` if there is none.
         finished: True if nothing is left to do.
-        identity: See `run_identity`.
+        identity: See `run_identity`; known from `restore` on.
+        begun: True from `begin` on.
 
     Raises:
-        RunFolderError: on all processes, if the folder holds another run.
+        RunFolderError: on all processes, if the folder holds another run or other files.
         InUseError: on all processes, if another process is writing there.
     """
 
-    def __init__(
-        self,
-        command: Command,
-        argv: Sequence[str],
-        accelerator: Accelerator,
-        about: dict[str, Any],
-        look_through: Callable[[], dict[str, Any]] = dict,
-    ) -> None:
+    identity: dict[str, Any]
+    begun = False
+
+    def __init__(self, command: Command, argv: Sequence[str], accelerator: Accelerator) -> None:
         assert command.experiment.output is not None
         self.path = command.experiment.output
         self.info: dict[str, Any] = {}
-        self.folder: RunFolder | None = None
+        self._folder: RunFolder | None = None
         self._steps: StepTables | None = None
-        self._accelerator, self._argv = accelerator, argv
+        self._command, self._argv, self._accelerator = command, argv, accelerator
         self._trackers = Trackers(accelerator, command.experiment.trackers)
-        seed = {"seed": command.experiment.seed}
-        self.identity = run_identity(seed | about, command.config)
-        self._agree(lambda: self._claim(command, about, look_through))
-        shared = [self.info.get("status") == "finished", about["data"].get("content")]
-        self.finished, self.identity["content"] = broadcast_object_list(shared)
+        self.finished: bool = self._on_main(self._open)
 
-    def _agree(self, work: Callable[[], None]) -> None:
-        """Do something on the main process; all processes raise its error."""
-        error: Exception | None = None
+    def _on_main(self, work: Callable[[], Any]) -> Any:
+        """Do something on the main process; all processes return its result, or raise its error."""
+        result, error = None, None
         if self._accelerator.is_main_process:
             try:
-                work()
+                result = work()
             except (ConfigError, InUseError, RunFolderError) as raised:
                 error = raised
             except OSError as raised:
@@ -78,44 +67,76 @@ class RunWriter:
                 error = RunFolderError(f"output: {place}: {raised.strerror or raised}")
             except ValueError as raised:
                 error = RunFolderError(str(raised))
-        [error] = broadcast_object_list([error])
+        result, error = broadcast_object_list([result, error])
         if error is not None:
             self.close()
             raise error
+        return result
 
-    def _claim(
-        self, command: Command, about: dict[str, Any], look_through: Callable[[], dict[str, Any]]
-    ) -> None:
-        used = (self.path / "run.json").exists()
-        left = (".lock", ".tmp")  # by a run that was killed at its start
-        inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
-        if not used and any(path.is_file() for path in inside):
-            raise RunFolderError(
-                f"output: {self.path} holds files but no run.json; choose an empty or new folder"
-            )
-        if command.resume or not used:
-            about["data"] |= look_through()
-        self.folder = RunFolder(self.path)
-        if used and not command.resume:
-            raise RunFolderError(
-                f"output: {self.path} already holds a run; add --resume to continue it, or choose another "
-                "--output"
-            )
-        if used:
-            self.info = load_run(self.path).info
-            now = self.identity | {"content": about["data"].get("content")}
-            changes = run_changes(run_identity(self.info), now, recorded=True)
-            images = [change.key for change in changes if change.key in ("data", "content")]
-            check_same((change for change in changes if change.key not in images), self.path)
-            for key in images:
+    def _open(self) -> bool:
+        """True if the folder holds this run, finished; a folder without a run stays as it is until `restore`."""
+        if not (self.path / "run.json").exists():
+            left = (".lock", ".tmp")  # by a run that was killed at its start
+            inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
+            if any(path.is_file() for path in inside):
                 raise RunFolderError(
-                    f"data.root: an image is not the one that {self.path} was started with (another {key}); "
-                    "restore it, or choose another --output"
+                    f"output: {self.path} holds files but no run.json; choose an empty or new folder"
                 )
+            return False
+        self._folder = RunFolder(self.path)
+        if not self._command.resume:
+            raise self._already()
+        self.info = load_run(self.path).info
+        experiment = self._command.experiment
+        asked = {"seed": experiment.seed, "config": self._command.config}
+        weights = experiment.network.weights
+        if weights is not None and weights.is_file():
+            asked["weights"] = file_digest(weights)
+        check_same(run_changes(run_identity(self.info), asked, recorded=True), self.path)
+        return bool(self.info["status"] == "finished")
+
+    def _already(self) -> RunFolderError:
+        line = f"output: {self.path} already holds a run; add --resume to continue it"
+        return RunFolderError(f"{line}, or choose another --output")
+
+    def restore(
+        self, about: dict[str, Any], look_through: Callable[[], dict[str, Any]] = dict
+    ) -> dict[str, Any] | None:
+        """The last checkpoint; None if there is none, and a new run begins.
+
+        Args:
+            about: Entries of run.json that describe data and weights.
+            look_through: Gives more entries of "data", such as the SHA-256 of the images' bytes; called by the main
+                process.
+
+        Raises:
+            DatasetError: on all processes, if an image cannot be used.
+            RunFolderError: on all processes, if an image is not the one that the run was started with, or if the
+                checkpoint is damaged or of another run.
+        """
+        self.identity = self._on_main(lambda: self._compare(about, look_through()))
+        return load_checkpoint(self.path, self.identity)
+
+    def _compare(self, about: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+        """The run's identity, after the images of a resumed one were compared with those it began with."""
+        about["data"] |= content
+        command, experiment = self._command, self._command.experiment
+        identity = run_identity({"seed": experiment.seed, **about}, command.config)
+        if self.info:
+            changes = run_changes(run_identity(self.info), identity, recorded=True)
+            for change in changes:
+                if change.key in ("data", "content"):
+                    raise RunFolderError(
+                        f"data.root: an image is not the one that {self.path} was started with (another "
+                        f"{change.key}); restore it, or choose another --output"
+                    )
+            check_same(changes, self.path)
         else:
+            self._folder = RunFolder(self.path)
+            if (self.path / "run.json").exists():  # of a process that was faster
+                raise self._already()
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
             self.info |= {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
-        experiment = command.experiment
         self.info |= {
             "label": experiment.label,
             "seed": experiment.seed,
@@ -123,6 +144,7 @@ class RunWriter:
             "steps": experiment.optimization.steps,
             **about,
         }
+        return identity
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         """Cut the records back to the checkpoint that the run continues from, and note that it is running.
@@ -131,7 +153,8 @@ class RunWriter:
             ConfigError: on all processes, if a tracker does not start.
             RunFolderError: on all processes, if the records do not match the checkpoint.
         """
-        self._agree(lambda: self._begin(saved))
+        self._on_main(lambda: self._begin(saved))
+        self.begun = True
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         session = describe_session(self._argv, self._accelerator.num_processes)
@@ -149,27 +172,27 @@ class RunWriter:
             step=step or -1,  # a run without a checkpoint keeps nothing
             ends=saved["records"] if saved else {},
         )
-        assert self.folder is not None
-        self.folder.remove_old(saved and saved["best"])
+        assert self._folder is not None
+        self._folder.remove_old(saved and saved["best"])
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint."""
-        if self.folder is not None and self._steps is not None:
+        if self._folder is not None and self._steps is not None:
             about = {"run": self.identity, "records": self._steps.ends()}
-            self.folder.save(step, state | about)
+            self._folder.save(step, state | about)
 
     def save_best(self, step: int, weights: dict[str, Any]) -> None:
         """Write the best weights so far."""
-        if self.folder is not None:
-            self.folder.save_best(step, weights | {"run": self.identity})
+        if self._folder is not None:
+            self._folder.save_best(step, weights | {"run": self.identity})
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table; then they go to the trackers."""
         if self._steps is not None:
-            for table, of_table in rows.items():
-                self._steps.log_rows(table, of_table)
+            for table, new in rows.items():
+                self._steps.log_rows(table, new)
             self._trackers.log(rows)
 
     def finish(self, step: int, metrics: Mapping[str, float], **changes: Any) -> None:
@@ -188,5 +211,5 @@ class RunWriter:
         if self._steps is not None:
             with suppress(OSError):  # a full disk, which has been reported
                 self._steps.close()
-        if self.folder is not None:
-            self.folder.close()
+        if self._folder is not None:
+            self._folder.close()

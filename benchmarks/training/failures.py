@@ -1,17 +1,32 @@
 """Expected failures of a run, in one line each."""
 
 import errno
+import traceback
+from contextlib import suppress
 
 from benchmarks.console.failures import causes, lacks_shared_memory, machine_failure
-from benchmarks.console.printing import printable
+from benchmarks.console.printing import printable, reason
 from benchmarks.datasets.listing import DatasetError
 from benchmarks.datasets.remarks import verify_command
 from benchmarks.records.results import NonFiniteError
+from benchmarks.records.run_writer import RunWriter
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training.loop import StepError
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of a disk that is full, over its quota, read-only or broken."""
+
+
+def note_failure(record: RunWriter, error: BaseException, line: str | None) -> None:
+    """Write into run.json why the run failed."""
+    cause = error.__cause__ if isinstance(error, StepError) else None
+    with suppress(OSError):
+        record.update(
+            status="failed",
+            error=line or f"{type(error).__name__}: {reason(error)}",
+            diverged=isinstance(error, NonFiniteError),
+            traceback=cause and "".join(traceback.format_exception(cause)),
+        )
 
 
 def expected_failure(error: BaseException, experiment: Experiment) -> str | None:

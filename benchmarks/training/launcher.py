@@ -1,8 +1,20 @@
-"""Settings that Accelerate takes from the environment, where `accelerate launch` puts those of its config file."""
+"""The accelerator of a run, and what Accelerate takes from the environment.
 
+`accelerate launch` puts the settings of its config file there.
+"""
+
+from importlib.util import find_spec
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import parse_flag_from_env
+
+from benchmarks.console.memory import keep_memory
 from benchmarks.records.provenance import describe_launcher
+from benchmarks.records.trackers import check_trackers
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
+from pml_regularizers.functional.precision import device_for
 
 OFF = {"", "0", "no", "none", "false", "default"}
 """Values of what is not used, in lower case."""
@@ -14,6 +26,48 @@ WITHOUT_EFFECT = {
     *("ACCELERATE_BYPASS_DEVICE_MAP", "ACCELERATE_INIT_INCLUDE_BUFFERS", "ACCELERATE_IN_TPU_POD"),
 }
 """Variables that say where and how to run, not what."""
+
+
+def start(experiment: Experiment) -> Accelerator:
+    """Make the accelerator that a run trains on.
+
+    Raises:
+        ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
+    """
+    check_launcher(experiment)
+    check_trackers(experiment.trackers)
+    on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
+    if experiment.precision == "fp16" and not on_gpu:  # Accelerate would train in float32
+        raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
+    if experiment.evaluation.clustering and find_spec("faiss") is None:
+        raise ConfigError("evaluation.clustering: needs faiss-cpu; install it, or set it to false")
+    accelerator = Accelerator(
+        mixed_precision=experiment.mixed_precision,
+        gradient_accumulation_steps=1,
+        step_scheduler_with_optimizer=False,
+        log_with=experiment.trackers or None,
+        project_dir=experiment.output,
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
+    )
+    device = accelerator.device
+    if experiment.precision == "float64" and device_for(torch.float64, device) != device:
+        raise ConfigError(f"precision: {device.type} has no float64; set ACCELERATE_USE_CPU=true")
+    if device.type == "cpu":
+        keep_memory()
+        if (
+            accelerator.mixed_precision == "bf16"
+            and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        ):
+            accelerator.print(
+                "precision: this processor has no instructions for bfloat16, so that bf16 is many times slower "
+                "than --precision float32"
+            )
+    if experiment.data.batch_size % accelerator.num_processes:
+        raise ConfigError(
+            f"data.batch_size: {experiment.data.batch_size} images do not divide by "
+            f"{accelerator.num_processes} processes; expected a multiple, also of data.samples_per_class"
+        )
+    return accelerator
 
 
 def check_launcher(experiment: Experiment) -> None:

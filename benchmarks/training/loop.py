@@ -7,7 +7,7 @@ that continues from it ends as if it had never stopped.
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from benchmarks.console.printing import PrintableError, progress_bar, reason
 from benchmarks.console.stopping import StopRequest
+from benchmarks.evaluation.curves import Curves
 from benchmarks.records.results import NonFiniteError
+from benchmarks.records.run_writer import RunWriter
 from benchmarks.records.steps import Row
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training.batches import StepSampler
@@ -47,9 +49,8 @@ class Trainer:
             number of processes.
         sampler: The images of each step.
         experiment: Gives the seed, and the steps at which something is due.
-        log: Gets the rows since the last call, by table.
-        evaluate: Tests the network, which it may leave in evaluation mode.
-        save: Writes a checkpoint.
+        record: Gets the rows, the checkpoints and the best weights.
+        curves: Measures the network, and chooses the best weights.
     """
 
     def __init__(
@@ -57,13 +58,11 @@ class Trainer:
         state: TrainingState,
         sampler: StepSampler,
         experiment: Experiment,
-        *,
-        log: Callable[[dict[str, list[Row]]], None],
-        evaluate: Callable[[], None],
-        save: Callable[[], None],
+        record: RunWriter,
+        curves: Curves,
     ) -> None:
         self.state, self.sampler, self.experiment = state, sampler, experiment
-        self._log, self._evaluate, self._save = log, evaluate, save
+        self.record, self.curves = record, curves
         # record-keeper reads its whole csv file again for every group of rows.
         self.log_every = max(10, sampler.steps // 200)
         self._is_sum = bool(term_names(state.loss))
@@ -95,14 +94,14 @@ class Trainer:
             for images, labels, indices in loader:
                 rate = state.optimizer.param_groups[0]["lr"]
                 try:
-                    value, found = self._step(images, labels)
+                    value, measured = self._step(images, labels)
                 except Exception as error:
                     failed = f"step {state.step + 1} failed: {type(error).__name__}"
                     raise StepError(f"{failed}: {reason(error)}") from error
                 state.step += 1
                 pending.add(state.step, value, rate, indices)
                 bar.update()
-                for table, row in found.items():
+                for table, row in measured.items():
                     noted.setdefault(table, []).append((state.step, row))
 
                 due = self.due()
@@ -113,7 +112,7 @@ class Trainer:
                 if due.log:
                     losses, shown = pending.flush(state)
                     bar.set_postfix(shown, refresh=False)
-                    self._log({"training": losses, **noted})
+                    self.record.log({"training": losses, **noted})
                     noted = {}
                 if due.evaluate or due.save:
                     self._check_weights()
@@ -122,7 +121,7 @@ class Trainer:
                     state.model.train()
                 if due.save:
                     state.seconds = start + time.perf_counter() - begun
-                    self._save()
+                    self.save()
                 if state.stopped_by is not None:
                     return
                 if due.evaluate or due.save:
@@ -131,7 +130,7 @@ class Trainer:
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, dict[str, float]]]:
         """The loss, its terms and, when due, the ratios of their gradients, by table."""
         state, step, diagnose_every = self.state, self.state.step, self.experiment.diagnose_every
-        found: dict[str, dict[str, float]] = {}
+        measured: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
         network = self._cache or state.model
         embeddings = network(images.to(next(state.model.parameters()).dtype))
@@ -140,16 +139,16 @@ class Trainer:
         with captured_terms(state.loss, diagnose or note_terms) as terms:
             value = state.loss(embeddings, labels)
         if note_terms:
-            found["terms"] = {name: term.item() for name, term in terms.items()}
+            measured["terms"] = {name: term.item() for name, term in terms.items()}
         if diagnose:
             bare = state.accelerator.unwrap_model(state.model)
-            found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
+            measured["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
         state.accelerator.backward(value)
         state.optimizer.step()
         if state.scheduler is not None and not state.accelerator.optimizer_step_was_skipped:
             state.scheduler.step()
         state.optimizer.zero_grad()
-        return value.detach(), found
+        return value.detach(), measured
 
     def due(self, *, stopping: bool = False) -> Due:
         """What is due now: after the last step everything, before the first one at most an evaluation.
@@ -165,6 +164,20 @@ class Trainer:
         save = step % self.experiment.checkpoint_every == 0 or last or stopping
         log = step % self.log_every == 0 or evaluate or save
         return Due(log, evaluate, save)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.record.save(self.state.step, self.state.state_dict() | {"best": self.curves.best})
+
+    def _evaluate(self) -> None:
+        """Measure a point of the curves, in evaluation mode, and keep the weights if they are the best."""
+        before, step = self.curves.best, self.state.step
+        rows: dict[str, list[Row]] = {"evaluation": [(step, self.curves.point(step))]}
+        if self.curves.best != before:
+            self.record.save_best(step, self.state.weights())
+        if self.experiment.evaluation.oracle and step:
+            rows["oracle"] = [(step, self.curves.oracle())]
+        self.record.log(rows)
 
     def _check_weights(self) -> None:
         for owner in (self.state.model, self.state.loss):

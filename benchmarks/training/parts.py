@@ -1,25 +1,23 @@
 """The parts of a run; settings that do not suit them fail before the training."""
 
-from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import parse_flag_from_env
+from accelerate import Accelerator
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.building.images import Datasets, build_datasets, show_to
 from benchmarks.building.network import STARTING_WEIGHTS, EmbeddingModel, batch_norms, build_model
-from benchmarks.building.objective import build_loss
-from benchmarks.console.memory import keep_memory
+from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets.decoded import DecodedImages
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
-from benchmarks.records.trackers import check_trackers
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
-from benchmarks.training.launcher import check_launcher
 from benchmarks.training.trial import TRIAL_IMAGES, take_trial_step
 from pml_regularizers import (
     AttentionEnsemble,
@@ -27,55 +25,21 @@ from pml_regularizers import (
     EmbeddingHead,
     HORDELoss,
 )
-from pml_regularizers.functional.precision import device_for
 
 
-def start(experiment: Experiment) -> Accelerator:
-    """Make the accelerator that a run trains on.
+class Parts(NamedTuple):
+    """The parts of a run, which are on no device yet."""
 
-    Raises:
-        ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
-    """
-    check_launcher(experiment)
-    check_trackers(experiment.trackers)
-    on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
-    if experiment.precision == "fp16" and not on_gpu:  # Accelerate would train in float32
-        raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
-    if experiment.evaluation.clustering and find_spec("faiss") is None:
-        raise ConfigError("evaluation.clustering: needs faiss-cpu; install it, or set it to false")
-    accelerator = Accelerator(
-        mixed_precision=experiment.mixed_precision,
-        gradient_accumulation_steps=1,
-        step_scheduler_with_optimizer=False,
-        log_with=experiment.trackers or None,
-        project_dir=experiment.output,
-        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
-    )
-    device = accelerator.device
-    if experiment.precision == "float64" and device_for(torch.float64, device) != device:
-        raise ConfigError(f"precision: {device.type} has no float64; set ACCELERATE_USE_CPU=true")
-    if device.type == "cpu":
-        keep_memory()
-        if (
-            accelerator.mixed_precision == "bf16"
-            and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        ):
-            accelerator.print(
-                "precision: this processor has no instructions for bfloat16, so that bf16 is many times slower "
-                "than --precision float32"
-            )
-    if experiment.data.batch_size % accelerator.num_processes:
-        raise ConfigError(
-            f"data.batch_size: {experiment.data.batch_size} images do not divide by "
-            f"{accelerator.num_processes} processes; expected a multiple, also of data.samples_per_class"
-        )
-    return accelerator
+    model: EmbeddingModel
+    datasets: Datasets
+    loss: DistributedLoss
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    sampler: StepSampler
 
 
-def build_parts(
-    experiment: Experiment, accelerator: Accelerator
-) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
-    """Read the data, build the network and the loss from the experiment's seed, and take a trial step.
+def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
+    """Read the data, build network, loss and optimizer from the experiment's seed, and take a trial step.
 
     Raises:
         ConfigError: naming the setting that does not fit.
@@ -90,12 +54,13 @@ def build_parts(
     show_to(model.trunk, datasets, data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
     _check_batch_norm(experiment, model, accelerator)
+    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
     if steps:
-        take_trial_step(experiment, model, loss)
+        take_trial_step(experiment, model, loss, optimizer, scheduler)
     _check_outputs(experiment, datasets, find_horde(loss), model)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
-    return model, datasets, loss, sampler
+    return Parts(model, datasets, loss, optimizer, scheduler, sampler)
 
 
 def try_one_step(experiment: Experiment) -> None:
@@ -107,7 +72,7 @@ def try_one_step(experiment: Experiment) -> None:
     model = build_model(experiment.network, experiment.data)
     loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
     _check_batch_norm(experiment, model, Accelerator())
-    take_trial_step(experiment, model, loss)
+    take_trial_step(experiment, model, loss, *build_optimizer(experiment.optimization, model, loss))
 
 
 def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:
@@ -117,24 +82,24 @@ def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[Decode
         ConfigError: if they need more than `data.decoded_gib`.
         DatasetError: if a file cannot be read.
     """
-    found = [
+    sources = [
         DecodedImages(images, device) if isinstance(images, ImageSet) else None
         for images in datasets
     ]
-    needed = sum(images.nbytes for images in found if images is not None) / 2**30
+    needed = sum(images.nbytes for images in sources if images is not None) / 2**30
     assert data.decoded_gib is not None
     if needed > data.decoded_gib:
         raise ConfigError(
             f"data.decoded_gib: {needed:.3g} GiB are needed, {data.decoded_gib:g} are allowed; raise it, take "
             "smaller images, or leave it out"
         )
-    return found
+    return sources
 
 
 def find_horde(loss: nn.Module) -> HORDELoss | None:
     """The HORDE loss whose orders and descriptor are tested, if there is one."""
-    found = [module for module in loss.modules() if isinstance(module, HORDELoss)]
-    return found[0] if len(found) == 1 else None
+    losses = [module for module in loss.modules() if isinstance(module, HORDELoss)]
+    return losses[0] if len(losses) == 1 else None
 
 
 def _check_batch_norm(

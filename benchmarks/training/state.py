@@ -6,10 +6,10 @@ from accelerate import Accelerator
 from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.building.network import EmbeddingModel, batch_norms
-from benchmarks.building.objective import build_optimizer
-from benchmarks.settings.experiment import Experiment
 from pml_regularizers import DistributedLoss, prepare_loss
 
 
@@ -30,17 +30,18 @@ class TrainingState:
     def __init__(
         self,
         accelerator: Accelerator,
-        experiment: Experiment,
         model: EmbeddingModel,
         loss: DistributedLoss,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
     ) -> None:
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
             # Unlike torch's function, timm's keeps the activation inside its layers.
             model = convert_sync_batchnorm(model)
             if model.frozen_stages is not None:
                 model.frozen_stages.cut()
-        self.accelerator, self.loss = accelerator, prepare_loss(loss, accelerator)
-        optimizer, self.scheduler = build_optimizer(experiment.optimization, model, self.loss)
+        self.accelerator, self.scheduler = accelerator, scheduler
+        self.loss = prepare_loss(loss, accelerator)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
 

@@ -1,15 +1,17 @@
 """A trial step with copies of the network and the loss: a run that cannot work fails at its start."""
 
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.building.images import image_size
 from benchmarks.building.network import EmbeddingModel
-from benchmarks.building.objective import build_optimizer
 from benchmarks.console.printing import reason
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
@@ -20,8 +22,14 @@ from pml_regularizers import DistributedLoss, GradientCache
 TRIAL_IMAGES = (4, 32, 32)  # at most: a small batch, and larger ones while some loss does not act
 
 
-def take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: DistributedLoss) -> None:
-    """Take a training step on the CPU with copies of the network and the loss.
+def take_trial_step(
+    experiment: Experiment,
+    model: EmbeddingModel,
+    loss: DistributedLoss,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+) -> None:
+    """Take a training step on the CPU with copies of the network, the loss and their optimizer.
 
     A trial batch has as many images of a class as one of the training, as far as it is that large.
 
@@ -31,18 +39,18 @@ def take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: Distrib
     data, diagnose, several = experiment.data, experiment.diagnose_every, len(experiment.losses) > 1
     side, channels = image_size(data, model.trunk), data.in_chans
     try:
-        model, loss = deepcopy((model, loss))
+        model, loss, optimizer, scheduler = deepcopy((model, loss, optimizer, scheduler))
     except Exception as error:
         raise ConfigError(
             f"model, losses: cannot be copied for a trial step: {type(error).__name__}: {reason(error)}; keep "
             "tensors as parameters or buffers"
         ) from error
-    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
     network: nn.Module | GradientCache = model
     idle, part = {*range(len(experiment.losses))}, "losses"
     if experiment.optimization.chunk_size is not None:
         network, part = GradientCache(model, loss, 2), "optimization.chunk_size"
-    with torch.random.fork_rng(devices=[]):
+    # The training warns again; and a scheduler does not know the copy of its optimizer, which lacks its mark.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         try:
             for labels in (_trial_labels(data, images) for images in TRIAL_IMAGES):
                 optimizer.zero_grad()

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ from benchmarks.records.run_folder import load_best, load_checkpoint, run_identi
 from benchmarks.records.steps import read_table
 from benchmarks.settings.command import parse
 from benchmarks.training import run as training_run
-from benchmarks.training.parts import start
-from benchmarks.training.run import OngoingRun
+from benchmarks.training.loop import Trainer
 from tests.benchmarks.runs import assert_same_trace, finished, forget, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
@@ -130,7 +128,7 @@ def test_the_network_is_tested_before_training(short, tmp_path, monkeypatch):
         mean = sum(values) / len(values) / 1e4
         assert mean == pytest.approx(record["metrics"][name], abs=5e-5)
 
-    monkeypatch.setattr(OngoingRun, "start", lambda run: None)
+    monkeypatch.setattr(training_run, "test_before_training", lambda *_: None)
     with traced() as untested:
         plain = finished([*settings, "--evaluation.every=0"], tmp_path / "plain")
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
@@ -250,7 +248,7 @@ def test_other_outputs_and_scores_only_on_request(measured):
 
 
 def test_what_cannot_be_done_is_said_before_the_training(short, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.training.parts.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.training.launcher.find_spec", lambda name: None)
     for setting, line in (
         ("evaluation.orders=true", "evaluation.orders: needs one HORDELoss among the losses"),
         ("evaluation.clustering=true", "evaluation.clustering: needs faiss"),
@@ -282,27 +280,31 @@ def test_mixed_precision_is_close_to_float32(short, tmp_path):
     assert losses["bf16"][0] != losses["float32"][0]
 
 
-def test_the_runner_trains_as_a_plain_loop(short, tmp_path):
+def test_the_runner_trains_as_a_plain_loop(short, tmp_path, monkeypatch):
     """The same batches, weights and learning rates give the same losses, to the bit."""
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
     settings = [*short, horde(), f"--optimization.scheduler={schedule}", "--precision=float64"]
-    settings += ["--optimization.steps=3", "--evaluation.every=2", f"--output={tmp_path / 'run'}"]
-    command = parse(settings)
-    run = OngoingRun(command, settings, start(command.experiment))
-    with closing(run.record):
-        model, loss = deepcopy((run.state.model, run.state.loss))
-        optimizer, scheduler = build_optimizer(command.experiment.optimization, model, loss)
+    settings += ["--optimization.steps=3", "--evaluation.every=2"]
+    expected, train = [], Trainer.run
+
+    def compared(trainer: Trainer, loader: Any) -> None:
+        model, loss = deepcopy((trainer.state.model, trainer.state.loss))
+        model.train()
+        settings = trainer.experiment.optimization
+        optimizer, scheduler = build_optimizer(settings, model, loss)
         assert scheduler is not None
-        expected = []
         for step in range(3):
-            keys = run.sampler.batch(step)
-            images, labels, _ = default_collate([run.images.train[key] for key in keys])
+            keys = trainer.sampler.batch(step)
+            images, labels, _ = default_collate([loader.dataset[key] for key in keys])
             value = loss(model(images.double()), labels)
             value.backward()
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
             expected.append(value.item())
-        run.train()
+        train(trainer, loader)
+
+    monkeypatch.setattr(Trainer, "run", compared)
+    finished(settings, tmp_path / "run")
     assert read_table(tmp_path / "run" / "records", "training")["loss"] == expected
     assert len({*expected}) == 3

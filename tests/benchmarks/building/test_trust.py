@@ -76,7 +76,7 @@ def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_cal
     assert not (hostile / "called").exists()
 
 
-@pytest.mark.parametrize("path", ["torch.save", "benchmarks.run.OngoingRun", "hostile.Popen"])
+@pytest.mark.parametrize("path", ["torch.save", "benchmarks.run.Path", "hostile.Popen"])
 def test_what_belongs_nowhere_is_refused(path, hostile, trusting):
     trusting("hostile")
     for key in (*DESCRIBED, "losses[0].loss", "losses[0].loss.init_args.distance"):
