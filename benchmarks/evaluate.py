@@ -20,7 +20,6 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 # Packages import late: `--help` and a misspelt setting need no torch.
-from benchmarks.building.class_paths import resolved
 from benchmarks.console.arguments import command_parser, say
 from benchmarks.console.failures import machine_failure
 from benchmarks.console.printing import PrintableError
@@ -215,10 +214,10 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     command, images = loaded
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
-    config = resolved(command.config)
+    settings = command.resolved().config
     are_known = same and not given.keys() & CHOICE.keys()
     network = restored.network
-    return Test(network, network.trunk, about, command.experiment, config, images, are_known)
+    return Test(network, network.trunk, about, command.experiment, settings, images, are_known)
 
 
 def _of_export(folder: Path, given: Mapping[str, str]) -> Test:

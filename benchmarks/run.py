@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 if __package__ in (None, ""):  # started as a file
@@ -20,7 +19,6 @@ if __package__ in (None, ""):  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # Packages import late: `--help` and a misspelt setting need no torch.
-from benchmarks.building.class_paths import resolved
 from benchmarks.console.arguments import say
 from benchmarks.console.printing import PrintableError
 from benchmarks.console.stopping import handle_signals, leave, signals_handled, workers_dismissed
@@ -38,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "--list" in argv:
                 say(recipe_table())
                 return 0
-            command = parse(argv)
-            command = replace(command, config=resolved(command.config))
+            command = parse(argv).resolved()
             if "--print_config" in argv:
                 say(dump(command.config), end="")
                 return 0

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from benchmarks.backbones import register
 from benchmarks.backbones.hub import fetching
 from benchmarks.backbones.weights import load_weights
-from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
 from benchmarks.console.printing import reason
+from benchmarks.settings.class_paths import build
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.model import BatchNorm, Model

@@ -4,8 +4,8 @@ import torch
 from pytorch_metric_learning.losses import MultipleLosses
 from torch import nn
 
-from benchmarks.building.class_paths import build
 from benchmarks.building.network import EmbeddingModel
+from benchmarks.settings.class_paths import build
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment, Optimization
 from pml_regularizers import DistributedLoss, attach_all, parameter_groups

@@ -6,7 +6,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from benchmarks.building.class_paths import resolved
 from benchmarks.console.printing import printable
 from benchmarks.records.results import Run, has_diverged, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR
@@ -174,7 +173,7 @@ def _collect(table: RecipeTable, folders: Sequence[Path]) -> tuple[dict[str, Gro
     groups: dict[str, Group] = {}
     for training in dict.fromkeys(entry.training for entry in table.entries):
         of_it = [run for run in runs if run.info.get("recipe") == training]
-        recipe = resolved(parse(["--recipe", training]).config) if of_it else {}
+        recipe = parse(["--recipe", training]).resolved().config if of_it else {}
         alike: list[Run] = []
         for run in reversed(of_it):  # the newest one says which images and weights
             try:

@@ -3,15 +3,16 @@
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jsonargparse
 
 from benchmarks.console.arguments import command_parser
+from benchmarks.settings.class_paths import resolved
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.labels import label_of
@@ -37,6 +38,11 @@ class Command:
     recipe: str | None  # the entry of the training
     resume: bool
     trusted: tuple[str, ...]  # modules that are neither ours nor those that we build on
+
+    def resolved(self) -> Self:
+        """The same command, with every default of every class in its settings."""
+        settings, config = resolved(self.experiment), resolved(self.config)
+        return replace(self, experiment=settings, config=config)
 
 
 def parse(argv: Sequence[str]) -> Command:

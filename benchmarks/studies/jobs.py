@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.building.class_paths import resolved
-from benchmarks.console.writing import POLL, InUseError
+from benchmarks.console.writing import InUseError, POLL
 from benchmarks.records.files import file_digest
 from benchmarks.records.results import load_run, outcome
 from benchmarks.records.run_folder import RunFolder, run_changes, run_identity
@@ -149,8 +149,7 @@ def trainings(patterns: Sequence[str]) -> list[str]:
 
 def read(arguments: Sequence[str]) -> Command:
     """The settings of a command line, with every default of every class."""
-    command = parse(arguments)
-    return replace(command, experiment=resolved(command.experiment))
+    return parse(arguments).resolved()
 
 
 def make_job(

@@ -36,11 +36,11 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from benchmarks.building.class_paths import resolved
 from benchmarks.console.writing import replace_file
 from benchmarks.records.files import damage_named
 from benchmarks.records.results import DONE
 from benchmarks.records.run_folder import check_same
+from benchmarks.settings.class_paths import resolved
 from benchmarks.settings.command import Command, parse
 from benchmarks.settings.differences import changed, config_changes
 from benchmarks.settings.errors import ConfigError

@@ -42,8 +42,8 @@ def take_trial_step(
         model, loss, optimizer, scheduler = deepcopy((model, loss, optimizer, scheduler))
     except Exception as error:
         raise ConfigError(
-            f"model, losses: cannot be copied for a trial step: {type(error).__name__}: {reason(error)}; keep "
-            "tensors as parameters or buffers"
+            f"model, losses, optimization: cannot be copied for a trial step: {type(error).__name__}: "
+            f"{reason(error)}; keep tensors as parameters or buffers"
         ) from error
     network: nn.Module | GradientCache = model
     idle, part = {*range(len(experiment.losses))}, "losses"

@@ -11,7 +11,7 @@ from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor
 from torch.func import functional_call
 
-from benchmarks.building.class_paths import build
+from benchmarks.settings.class_paths import build
 from pml_regularizers import BinomialDevianceLoss, DistributedLoss
 from tests.library.test_base_losses import LABELS, vectors
 from tests.oracles import base_losses as oracle

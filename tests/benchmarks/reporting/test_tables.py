@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building.class_paths import resolved
 from benchmarks.reporting.recipe_list import recipe_table
 from benchmarks.settings import recipe_files
 from benchmarks.settings.command import parse
@@ -79,7 +78,7 @@ def make(
     path = Path("runs") / (folder or f"{row}{seed}")
     command = parse(["--recipe", recipe, "--seed", str(seed), *options])
     info = {
-        **{"recipe": recipe, "label": path.name, "seed": seed, "config": resolved(command.config)},
+        **{"recipe": recipe, "label": path.name, "seed": seed, "config": command.resolved().config},
         **{"protocol": command.experiment.protocol, "data": DATA, "commit": "0123abc"},
         **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
         "metrics": {"recall_at_1": recall, "NMI": recall + 0.1},

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.building.class_paths import resolved
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
@@ -84,7 +83,7 @@ def test_no_two_settings_that_can_change_a_result_are_one() -> None:
     """Of each recipe: any setting changed, any override left out, and an empty mapping in place of null."""
     found: dict[str, Any] = {}
     for name in ("margin_vem", "binomial_energy_confusion"):
-        whole = resolved(parse(["--recipe", f"glyphs/finetune/{name}"]).config)
+        whole = parse(["--recipe", f"glyphs/finetune/{name}"]).resolved().config
         kept = [path for path in flat(whole) if path not in {*MOVES, "evaluation.every"}]
         others = [changed(whole, {path: "other"}) for path in kept]
         others += [changed(whole, {path: {}}) for path in kept if ".init_args." in path]

@@ -20,8 +20,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.building.class_paths import DESCRIBED, resolved
 from benchmarks.console.printing import printable
+from benchmarks.settings.class_paths import DESCRIBED
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
@@ -159,7 +159,7 @@ RECIPE = "--recipe=glyphs/finetune/binomial_energy_confusion"
 
 @pytest.fixture(scope="module")
 def base() -> dict[str, Any]:
-    return resolved(parse([RECIPE]).config)
+    return parse([RECIPE]).resolved().config
 
 
 @given(draw=st.randoms(use_true_random=False))
@@ -172,7 +172,7 @@ def test_wrong_settings(
         with watch.on(tmp_path):
             words = [RECIPE, f"--config={tmp_path / 'c.yaml'}", f"--data.root={tmp_path}"]
             command = parse(words)
-            resolved(command.config)
+            command.resolved()
             try_one_step(command.experiment)
     except ConfigError as error:
         assert all(printable(line) == line for line in str(error).splitlines())

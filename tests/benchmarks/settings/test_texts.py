@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from torch import nn
 
-from benchmarks.building.class_paths import build
+from benchmarks.settings.class_paths import build
 from benchmarks.settings.errors import ConfigError
 
 

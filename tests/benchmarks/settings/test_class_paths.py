@@ -10,8 +10,8 @@ import yaml
 from pytorch_metric_learning import losses
 from torch import nn
 
-from benchmarks.building.class_paths import DESCRIBED, build, resolved
 from benchmarks.run import main
+from benchmarks.settings.class_paths import DESCRIBED, build, resolved
 from benchmarks.settings.command import parse
 from benchmarks.settings.recipe_files import read_entry, recipe_names
 from benchmarks.training.parts import try_one_step

@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import is_dataclass, replace
 from functools import cache
 from math import isnan
+from operator import is_not
 from pkgutil import resolve_name
 from typing import Any, get_args
 
@@ -70,7 +71,7 @@ def resolved(value: Any, key: str = "") -> Any:
     if is_dataclass(value):
         return replace(value, **resolved(vars(value), key))  # type: ignore[type-var]
     if isinstance(value, dict):
-        return {name: resolved(of, f"{key}.{name}".lstrip(".")) for name, of in value.items()}
+        return {name: resolved(inner, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
     if isinstance(value, list):
         return [resolved(inner, f"{key}[{i}]") for i, inner in enumerate(value)]
     return value
@@ -97,9 +98,10 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
             raise ConfigError(f"{where}: follows from the data and the model; leave it out")
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name]):
-            arguments[name] = _argument(value, where, provided)
-    plain = {name: given[name] for name in arguments if not _describes_class(given[name])}
-    arguments |= _checked(cls, plain, defaults, key)  # an object was checked when it was built
+            arguments[name] = _with_objects(value, where, provided)
+    # An object was checked when it was built.
+    plain = {name: value for name, value in arguments.items() if value is given[name]}
+    arguments |= _checked(cls, plain, defaults, key)
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
     try:
@@ -201,21 +203,17 @@ def _parameter(cls: Any, name: str) -> inspect.Parameter | None:
     return next((s.parameters[name] for s in signatures if name in s.parameters), None)
 
 
-def _describes_class(value: Any) -> bool:
-    """True if a value is the description of a class, or holds one."""
+def _with_objects(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
+    """A value with an object in place of each description of a class; the value itself if there is none."""
+    if isinstance(value, dict) and "class_path" in value:
+        return build(value, key, **provided)
     if isinstance(value, dict):
-        return "class_path" in value or any(map(_describes_class, value.values()))
-    return isinstance(value, list) and any(map(_describes_class, value))
-
-
-def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
-    """The value, with an object in place of each description of a class."""
-    if isinstance(value, dict):
-        if "class_path" in value:
-            return build(value, key, **provided)
-        return {name: _argument(item, f"{key}.{name}", provided) for name, item in value.items()}
+        inner = [_with_objects(item, f"{key}.{name}", provided) for name, item in value.items()]
+        changed = any(map(is_not, inner, value.values()))
+        return dict(zip(value, inner, strict=True)) if changed else value
     if isinstance(value, list):
-        return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
+        inner = [_with_objects(item, f"{key}[{i}]", provided) for i, item in enumerate(value)]
+        return inner if any(map(is_not, inner, value)) else value
     return value
 
 
@@ -267,8 +265,8 @@ def _typed(given: Any, parsed: Any, key: str) -> Any:
             )
         return parsed
     if isinstance(given, list) and isinstance(parsed, (list, tuple)):
-        pairs = zip(given, parsed, strict=True)
-        return [_typed(one, other, f"{key}[{i}]") for i, (one, other) in enumerate(pairs)]
+        pairs = enumerate(zip(given, parsed, strict=True))
+        return [_typed(inner, made, f"{key}[{i}]") for i, (inner, made) in pairs]
     if isinstance(given, dict) and isinstance(parsed, Mapping):
-        return {name: _typed(one, parsed[name], f"{key}.{name}") for name, one in given.items()}
+        return {name: _typed(inner, parsed[name], f"{key}.{name}") for name, inner in given.items()}
     return parsed if isinstance(parsed, (set, frozenset)) else given

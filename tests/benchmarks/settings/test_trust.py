@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building.class_paths import DESCRIBED, build, resolved
 from benchmarks.run import main
+from benchmarks.settings.class_paths import DESCRIBED, build, resolved
 from benchmarks.settings.errors import ConfigError
 
 HOSTILE = """
