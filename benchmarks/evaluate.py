@@ -60,6 +60,7 @@ SETTINGS = (
 
 TRAINING = {
     **{"protocol": "paper", "model.weights": "null", "data.decoded_gib": "null"},
+    "data.download": "null",
     **{"data.cached_views": "null", "data.train_classes": "null", "data.draw_classes": "null"},
     **{"evaluation.every": "0", "evaluation.oracle": "false", "evaluation.descriptor": "false"},
     **{"evaluation.orders": "false", "evaluation.features": "null"},

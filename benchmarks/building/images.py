@@ -13,7 +13,7 @@ from benchmarks.datasets import folder, table
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
-from benchmarks.datasets.listing import DatasetError, Listing, load
+from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.queries import answerable, leaving_text
 from benchmarks.datasets.transforms import ImageViews
 from benchmarks.settings.data import VIEWS, Data
@@ -117,7 +117,7 @@ def list_images(data: Data, default: float | None = None) -> Listing:
         chosen = default if data.test_classes is None else data.test_classes
         return folder.read(data.root, chosen, data.class_level)
     if data.dataset != "table":
-        return load(IMAGE_DATASETS[data.dataset], data.root)
+        return IMAGE_DATASETS[data.dataset].load(data.root, fetch=bool(data.download))
     assert data.table is not None
     return table.read(
         *(data.table, data.root, data.test_classes),

@@ -4,11 +4,11 @@
     python -m benchmarks.datasets verify folder --help
     python -m benchmarks.datasets verify table --help
 
-Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot run, 130 after Ctrl-C.
+Exit status: 0 if all is well, 1 if a check fails, 2 if the lists cannot be read, 130 after Ctrl-C.
 """
 
+import argparse
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 from benchmarks.console.arguments import at_least, columns, command_parser, decimal
 from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
-from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.listing import DatasetError, Listing
 
 
 def _file_or_fraction(text: str) -> Path | float:
     try:
         return decimal(text)
-    except ArgumentTypeError:
+    except argparse.ArgumentTypeError:
         return Path(text)
 
 
@@ -33,28 +33,51 @@ def _level(text: str) -> int | str:
 SHOWN = 100
 """Lines on files that cannot be used."""
 
+FLAG = {"choices": ["true", "false"], "default": "false"}
 CLASSES = (
     "a file that names the test classes, or their fraction; default: half, or as a table splits"
 )
-KNOWN = "allow test classes that are also trained on"
-LEVEL = "the first N folders of a path, or the last, are the class; default: all"
-CAMERA = "column; images of a query's class and camera leave its ranking"
-SEQUENCE = "column; images of a query's sequence leave its ranking"
-TABLE = "CSV or Parquet; docs/datasets.md describes its columns"
 OPTIONS: dict[str, dict[str, Any]] = {
     "root": {"type": Path, "metavar": "DIR", "required": True},
+    "download": {**FLAG, "help": "let PML download the dataset if it is not there"},
     "test_classes": {"type": _file_or_fraction, "metavar": "FILE|FRACTION", "help": CLASSES},
-    "class_level": {"type": _level, "metavar": "N|last", "help": LEVEL},
-    "table": {"type": Path, "metavar": "FILE", "required": True, "help": TABLE},
-    "known_classes": {"choices": ["true", "false"], "default": "false", "help": KNOWN},
-    "camera": {"metavar": "COLUMN", "help": CAMERA},
-    "sequence": {"metavar": "COLUMN", "help": SEQUENCE},
+    "class_level": {
+        "type": _level,
+        "metavar": "N|last",
+        "help": "the first N folders of a path, or the last, are the class; default: all",
+    },
+    "table": {
+        "type": Path,
+        "metavar": "FILE",
+        "required": True,
+        "help": "CSV or Parquet; docs/datasets.md describes its columns",
+    },
+    "known_classes": {**FLAG, "help": "allow test classes that are also trained on"},
+    "camera": {
+        "metavar": "COLUMN",
+        "help": "images of a query's class and camera leave its ranking",
+    },
+    "sequence": {"metavar": "COLUMN", "help": "images of a query's sequence leave its ranking"},
 }
 USED = {
-    **dict.fromkeys(IMAGE_DATASETS, ("root",)),
+    **{name: ("root", *["download"] * bool(info.pml)) for name, info in IMAGE_DATASETS.items()},
     "folder": ("root", "test_classes", "class_level"),
     "table": ("root", "test_classes", "table", "known_classes", "camera", "sequence"),
 }
+
+
+def _listing(options: argparse.Namespace) -> Listing:
+    from benchmarks.datasets import folder, table
+
+    given = {name: getattr(options, name) for name in USED[options.name]}
+    flags = {name: given[name] == "true" for name in ("download", "known_classes") if name in given}
+    if options.name == "folder":
+        fraction = 0.5 if options.test_classes is None else options.test_classes
+        return folder.read(options.root, fraction, options.class_level)
+    if options.name == "table":
+        file = given.pop("table")
+        return table.read(file, **given | flags)
+    return IMAGE_DATASETS[options.name].listing(options.root, fetch=flags.get("download", False))
 
 
 @signals_handled(leave)
@@ -68,29 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for option in used:
             named.add_argument(f"--data.{option}", dest=option, **OPTIONS[option])
     options = parser.parse_args(argv)
-    from benchmarks.datasets import folder, table  # import torch, which --help does without
-    from benchmarks.datasets.verify import verify
+    from benchmarks.datasets.verify import verify  # imports torch, which --help does without
 
-    root, published = options.root, None
+    info = IMAGE_DATASETS.get(options.name)
+    published = info.counts if info else None
     try:
-        if options.name == "folder":
-            chosen = 0.5 if options.test_classes is None else options.test_classes
-            listing = folder.read(root, chosen, options.class_level)
-        elif options.name == "table":
-            known = options.known_classes == "true"
-            groups = {"camera": options.camera, "sequence": options.sequence}
-            listing = table.read(
-                *(options.table, root, options.test_classes), known_classes=known, **groups
-            )
-        else:
-            info = IMAGE_DATASETS[options.name]
-            listing, published = info.read(root), info.counts
-        checks, broken = verify(listing, published)
-    except (DatasetError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        parser.error(f"--data.{error}")
+        checks, broken = verify(_listing(options), published)
+    except (OSError, ValueError) as error:
+        setting = "" if isinstance(error, (DatasetError, OSError)) else "--data."
+        print(f"error: {setting}{error}", file=sys.stderr)
+        return 2
     print(columns([("check", "result", "detail"), *checks]))
     if broken:
         more = [f"and {len(broken) - SHOWN:,} more"] if len(broken) > SHOWN else []

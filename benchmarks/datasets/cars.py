@@ -1,17 +1,16 @@
 """Reader of Cars-196: 16,185 photographs of 196 models of cars, in each layout that is in circulation.
 
-For classification, the owners split the images of every class into a training and a test folder. For retrieval,
-both folders are read and the classes are split: 1-98 train, 99-196 test (Oh Song et al., CVPR 2016). A class is
-named by its id and name ("014 Audi TTS Coupe 2012"), so that sorted names follow the ids.
+PML reads the layout that it downloads from Kaggle; the owners' two are read here. For classification, the owners
+split the images of every class into a training and a test folder. For retrieval, both folders are read and the
+classes are split: 1-98 train, 99-196 test (Oh Song et al., CVPR 2016). A class is named by its id and name ("014
+Audi TTS Coupe 2012"), so that sorted names follow the ids.
 """
 
 from pathlib import Path
 from typing import Any
 
 from benchmarks.datasets.listing import Listing, find, read_lines, reading
-
-Images = list[tuple[str, int]]
-"""Paths and ids of classes, from 1."""
+from benchmarks.datasets.pml_datasets import Images, pml_images
 
 
 def read(root: Path) -> Listing:
@@ -41,16 +40,9 @@ def _combined(folder: Path) -> tuple[Images, list[str]]:
 
 
 def _kaggle(folder: Path) -> tuple[Images, list[str]]:
-    """Read rows of FILE,x1,y1,x2,y2,class without a header; images lie in a folder for each class."""
+    """Read what PML downloads; its names of folders have no "/"."""
     names = [name.strip() for name in read_lines(folder / "names.csv")]
-    images = []
-    for part in ("train", "test"):
-        with reading(file := folder / f"anno_{part}.csv"):
-            for line in read_lines(file):
-                name, *_, class_id = line.split(",")
-                of_class = names[int(class_id) - 1].replace("/", "-")
-                images.append((f"car_data/car_data/{part}/{of_class}/{name}", int(class_id)))
-    return images, names
+    return pml_images("Cars196", folder, "anno_train.csv", "anno_test.csv"), names
 
 
 LAYOUTS = {

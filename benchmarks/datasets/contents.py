@@ -9,6 +9,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from functools import lru_cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +33,34 @@ class ImageDigests(NamedTuple):
     pixels: str
 
 
+@lru_cache(maxsize=1)  # a run asks for each of its splits
+def listed_digests(listing: Listing) -> list[ImageDigests]:
+    """The digests of each listed image.
+
+    Raises:
+        DatasetError: if some cannot be used; it names the first 20.
+    """
+    usable, broken = [], {}
+    for row, result in enumerate(image_digests(listing)):
+        if isinstance(result, DatasetError):
+            broken[row] = result
+        else:
+            usable.append(result)
+    if broken:
+        raise listing.unusable(broken)
+    return usable
+
+
+def content_digest(listing: Listing) -> str:
+    """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
+    digest = hashlib.sha256()
+    for path, file in zip(listing.paths, listed_digests(listing), strict=True):
+        digest.update(f"{path}\0{file.content}\n".encode())
+    return digest.hexdigest()
+
+
 def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests | DatasetError]:
-    """The digests of each listed image, of its pixels those in its box; for one that cannot be read, why.
+    """The digests of each listed image, of its pixels those in its box; for one that cannot be used, why.
 
     Args:
         anew: Read unchanged files, too.
@@ -47,16 +74,17 @@ def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests 
         box = None if listing.boxes is None else listing.boxes[row]
         key = listing.paths[row] if box is None else f"{listing.paths[row]} {box}"
         try:
-            facts = _facts(found := path.stat())
-            same = [] if anew else before.get(key, [])
-            if same[: len(facts)] == facts and len(same) == len(facts) + 2:  # one, of older code
-                return ImageDigests(*map(str, same[len(facts) :]))
+            state = path.stat()
+            facts = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+            known = [] if anew else before.get(key, [])
+            if known[:-2] == facts:
+                return ImageDigests(*map(str, known[-2:]))
             pixels = pixel_digest(read_image(path, upright=True, box=box))
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except (DatasetError, OSError) as error:
             return listing.wrong(row, error)
-        if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > YOUNG:
+        if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) > YOUNG:
             kept[key] = [*facts, content, pixels]
         return ImageDigests(content, pixels)
 
@@ -74,10 +102,6 @@ def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests 
     return results
 
 
-def _facts(found: os.stat_result) -> list[int | str]:
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
 def _kept_in(root: Path) -> Path | None:
     """A file in the user's folder of caches, if there is one: that of the images may be read-only."""
     # A path from here, as "~/.cache" without a home, is none (XDG base directory specification).
@@ -90,6 +114,6 @@ def _kept_in(root: Path) -> Path | None:
 def _read(path: Path) -> dict[str, list[int | str]]:
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text())
-        if isinstance(content, dict) and all(isinstance(of, list) for of in content.values()):
+        if isinstance(content, dict) and all(isinstance(row, list) for row in content.values()):
             return content
     return {}

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.datasets.contents import ImageDigests
-from benchmarks.datasets.listing import Listing
+from benchmarks.datasets.contents import ImageDigests, content_digest, listed_digests
+from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.queries import Ranking
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
@@ -91,8 +92,8 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     @property
     def content(self) -> str:
-        """That of the listing, the same for every split; it reads all files."""
-        return self.listing.content
+        """That of all listed images, the same for every split; it reads all files."""
+        return content_digest(self.listing)
 
     def copies(self) -> int:
         """Number of images with the same pixels as another of their class, and not of their group."""
@@ -107,8 +108,9 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     @property
     def digests(self) -> list[ImageDigests]:
-        """Those of the split's images, of all that the listing has."""
-        return [self.listing.digests[row] for row in self._rows]
+        """Those of the split's images; all listed files are read."""
+        digests = listed_digests(self.listing)
+        return [digests[row] for row in self._rows]
 
     @property
     def view(self) -> dict[str, object]:
@@ -149,8 +151,13 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return view, int(self.labels[index]), index
 
     def image(self, index: int) -> Image.Image:
-        """The whole image, or its box, before any view."""
-        return self.listing.image(self._rows[index])
+        """An image as RGB, upright and cut to its box where listed so, before any view."""
+        listing, row = self.listing, self._rows[index]
+        box = None if listing.boxes is None else listing.boxes[row]
+        try:
+            return read_image(listing.root / listing.paths[row], upright=listing.upright, box=box)
+        except DatasetError as error:
+            raise listing.wrong(row, error) from error
 
     def name(self, index: int) -> str:
         """The path of an image, below the folder of the dataset."""

@@ -1,31 +1,27 @@
-"""Contents of a dataset's own index files: its images, their classes and their parts.
-
-A reader (`catalogue.read_cub`, ...) turns the files in a folder into a `Listing`; `load` compares it with the
-published numbers. Images are not opened here.
-"""
+"""What a dataset lists: its images, their classes and their parts. Images are not opened here."""
 
 import codecs
 import errno
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.console.printing import PrintableError, is_plain, reason
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from benchmarks.datasets.contents import ImageDigests
+NAMED = 20  # files in one error
 
 
 class DatasetError(PrintableError, ValueError):
     """Error: a dataset is incomplete, damaged or another one; one sentence that names the file."""
+
+
+class NotFoundError(DatasetError):
+    """Error: a folder does not hold a dataset."""
 
 
 Box = tuple[int, int, int, int]
@@ -56,7 +52,7 @@ def unreadable(path: Path, error: Exception) -> DatasetError:
     return DatasetError(f"{path}: cannot be read ({why}){remedy}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # so that what its files hold is kept by it
 class Listing:
     """The n images of a dataset, in the order of its index files.
 
@@ -104,18 +100,20 @@ class Listing:
         Raises:
             DatasetError: if a file is missing.
         """
-        sizes = []
-        for place, path in enumerate(self.paths):
+        sizes, missing = [], {}
+        for row, path in enumerate(self.paths):
             try:
                 # Path's methods take twice the time.
                 sizes.append(os.path.getsize(f"{self.root}/{path}"))  # noqa: PTH202
             except OSError as error:
-                raise self.wrong(place, error) from error
+                missing[row] = self.wrong(row, error)
+        if missing:
+            raise self.unusable(missing)
         digest = hashlib.sha256(self.name.encode())
         more = [column for column in (self.boxes, self.groups) if column is not None]
         digest.update(b"whole groups\n" if self.whole_groups else b"")
-        for row in zip(self.paths, self.classes, self.parts, sizes, *more, strict=True):
-            digest.update("\0".join(map(str, row)).encode() + b"\n")
+        for cells in zip(self.paths, self.classes, self.parts, sizes, *more, strict=True):
+            digest.update("\0".join(map(str, cells)).encode() + b"\n")
         return digest.hexdigest()
 
     def wrong(self, row: int, error: Exception) -> DatasetError:
@@ -124,39 +122,19 @@ class Listing:
             error = unreadable(self.root / self.paths[row], error)
         return error if self.places is None else DatasetError(f"{self.places[row]}: {error}")
 
-    def image(self, row: int) -> "Image":
-        """An image as RGB, upright and cut to its box where listed so; DatasetError if it is unreadable."""
-        from benchmarks.datasets.image_files import read_image  # imports numpy
+    def unusable(self, errors: Mapping[int, DatasetError]) -> DatasetError:
+        """Error: images cannot be used; it says why of the first, and names the first 20.
 
-        box = None if self.boxes is None else self.boxes[row]
-        try:
-            return read_image(self.root / self.paths[row], upright=self.upright, box=box)
-        except DatasetError as error:
-            raise self.wrong(row, error) from error
-
-    @cached_property
-    def digests(self) -> "list[ImageDigests]":
-        """Digests of each file, of its bytes and of the pixels that are seen.
-
-        Raises:
-            DatasetError: if some cannot be read as images; it counts them and names the first.
+        Args:
+            errors: What `wrong` says of each, by its row.
         """
-        from benchmarks.datasets.contents import image_digests  # which names files by this module
-
-        found = image_digests(self)
-        broken = [digests for digests in found if isinstance(digests, DatasetError)]
-        if broken:
-            more = f", and {len(broken) - 1:,} more cannot be read" if broken[1:] else ""
-            raise DatasetError(f"{broken[0]}{more}")
-        return [digests for digests in found if not isinstance(digests, DatasetError)]
-
-    @cached_property
-    def content(self) -> str:
-        """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
-        digest = hashlib.sha256()
-        for path, of_file in zip(self.paths, self.digests, strict=True):
-            digest.update(f"{path}\0{of_file.content}\n".encode())
-        return digest.hexdigest()
+        first, *others = errors
+        line = f"{errors[first]}"
+        if others:
+            names = ", ".join(self.paths[row] for row in others[: NAMED - 1])
+            rest = f" and {len(others) - NAMED + 1:,} others" if len(others) >= NAMED else ""
+            line += f"; {len(others):,} more cannot be used: {names}{rest}"
+        return DatasetError(line)
 
 
 def is_usable(name: str) -> bool:
@@ -181,9 +159,9 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
     """
     for above in ("", "*/", "*/*/"):  # some unpackers make two
         for marker in markers:
-            if found := sorted(root.glob(above + marker)):
-                return found[0].parents[marker.count("/")], marker
-    raise DatasetError(
+            if places := sorted(root.glob(above + marker)):
+                return places[0].parents[marker.count("/")], marker
+    raise NotFoundError(
         f"{root}: found no {' or '.join(markers)}, here or in the folders here; name the folder that the dataset "
         "was unpacked in (docs/datasets.md says where to get it)"
     )
@@ -217,24 +195,3 @@ def read_text(path: Path, remedy: str = "save the file as UTF-8") -> str:
                 f"{path}, line {line}: is not UTF-8 text (at byte {place}); {remedy}"
             )
         return text
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Description of a dataset, whether it is there or not."""
-
-    name: str  # in `data.dataset`
-    # Finds it in a folder, in any layout, and reads its index files.
-    read: Callable[[Path], Listing]
-    counts: Mapping[str, tuple[int, int]]  # the published images and classes of each part
-
-
-def load(info: DatasetInfo, root: Path) -> Listing:
-    """List a dataset; raise a DatasetError if it is not there or differs from the published one."""
-    listing = info.read(root)
-    if (found := listing.counts()) != info.counts:
-        raise DatasetError(
-            f"{listing.root}: lists {counts_text(found) or 'no images'}, but {info.name} has "
-            f"{counts_text(info.counts)} (images / classes); the index files are incomplete or of another split"
-        )
-    return listing

@@ -31,10 +31,9 @@ def verify(
     Returns:
         All checks, and a line for every listed file that cannot be used.
     """
-    found = image_digests(listing, anew=True)
-    broken = [str(error) for error in found if isinstance(error, DatasetError)]
-
-    all_ = "; is data.root right?" if len(broken) == len(found) else ""
+    results = image_digests(listing, anew=True)
+    broken = [str(result) for result in results if isinstance(result, DatasetError)]
+    hint = "; is data.root right?" if len(broken) == len(results) else ""
     counts = listing.counts()
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
@@ -48,9 +47,13 @@ def verify(
         _several_images(listing),
         _queries(listing),
         *_groups(listing),
-        ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used{all_}"),
+        (
+            "images",
+            RESULTS[not broken],
+            f"{len(broken):,} of {len(results):,} cannot be used{hint}",
+        ),
     ]
-    pixels = [None if isinstance(each, DatasetError) else each.pixels for each in found]
+    pixels = [None if isinstance(result, DatasetError) else result.pixels for result in results]
     checks += [(subject, "", text) for subject, text in remarks(listing, pixels)]
     if not broken:
         checks.append(("fingerprint", "", listing.fingerprint))

@@ -83,6 +83,7 @@ def example_query(run: Path) -> list[str]:
     """The folder of images that a run was made with, and one of them; none if they are not there."""
     with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
         settings = [f"--config={run / 'config.yaml'}", "--model.weights=null"]
+        settings += ["--data.download=null"]
         listing = list_images(parse(settings).experiment.data)
         if (query := listing.root / listing.paths[0]).is_file():
             return [str(listing.root), str(query)]

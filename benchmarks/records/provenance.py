@@ -23,7 +23,8 @@ from torch import nn
 
 from benchmarks.building.images import Datasets, image_size
 from benchmarks.console.arguments import say
-from benchmarks.console.printing import printable
+from benchmarks.console.printing import posix_module, printable
+from benchmarks.datasets.contents import listed_digests
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.listing import DatasetError
@@ -84,7 +85,7 @@ def look_through(data: Data, images: Glyphs | ImageSet) -> dict[str, Any]:
     if isinstance(images, Glyphs):
         return {}
     try:
-        pixels = [digests.pixels for digests in images.listing.digests]
+        pixels = [digests.pixels for digests in listed_digests(images.listing)]
     except DatasetError as error:
         told = f"{verify_command(vars(data))} finds all files of this kind"
         raise DatasetError(f"data.root: {error}; {told}") from error

@@ -22,6 +22,8 @@ class Data:
         dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth, and "table" one
             that a table describes.
         root: Folder of the dataset, or of its cache.
+        download: Only for "cub", "cars" and "sop": let PML download the dataset into the root if it is not there,
+            which binds you to its owners' terms.
         table: Only for "table": a CSV or Parquet file with a row for each image, whose columns docs/datasets.md
             describes. Paths in it start from the root.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
@@ -44,7 +46,7 @@ class Data:
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
             own size.
         resize: Pixels per side of the whole image before it is cropped; default: see
-            `benchmarks.datasets.ImageViews`, as for the augmentation.
+            `benchmarks.datasets.transforms.ImageViews`, as for the augmentation.
         keep_aspect: Resize by the shorter side and keep the aspect; default: as the trunk was trained.
         augmentation: How training views are cropped.
         interpolation: Filter for resizing; default: the trunk's.
@@ -74,6 +76,7 @@ class Data:
 
     dataset: DatasetName = "glyphs"
     root: Path = Path("data")
+    download: bool | None = None
     table: Path | None = None
     split: Literal["test", "validation", "all"] = "test"
     fold: NonNegativeInt = 0
@@ -119,6 +122,11 @@ class Data:
             ),
             (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
             (self.dataset not in ("folder", "table"), ["test_classes"], published),
+            (
+                self.dataset not in ("cub", "cars", "sop"),
+                ["download"],
+                f"PML downloads no {self.dataset}",
+            ),
             (self.dataset != "folder", ["class_level"], f"{self.dataset} names its classes"),
             (
                 self.dataset != "table",

@@ -23,7 +23,7 @@ ABSENT = "absent"
 
 VOLATILE = (
     *("output", "report", "trackers", "data.root", "data.table"),
-    *("data.num_workers", "data.cache", "data.cache_gib"),
+    *("data.download", "data.num_workers", "data.cache", "data.cache_gib"),
 )
 """Settings without effect, which may differ between a run and its resumption; images have a fingerprint."""
 

@@ -195,6 +195,7 @@ def try_out(jobs: Sequence[Job]) -> None:
     """
     from accelerate import Accelerator
 
+    from benchmarks.datasets.contents import listed_digests
     from benchmarks.records.trackers import check_trackers
     from benchmarks.training.launcher import check_launcher
     from benchmarks.training.parts import build_parts
@@ -207,6 +208,6 @@ def try_out(jobs: Sequence[Job]) -> None:
             check_trackers(job.experiment.trackers)
             parts = build_parts(job.experiment, Accelerator())
             if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
-                listing.digests  # noqa: B018  looks through all images
+                listed_digests(listing)
         except ConfigError as error:
             raise ConfigError(f"{job.training}: {error}") from error

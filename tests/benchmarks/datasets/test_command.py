@@ -76,7 +76,7 @@ def write_folder(root: Path, *paths: str) -> Path:
 
 @pytest.mark.parametrize("name", __main__.USED)
 def test_the_command_that_a_run_prints_is_understood(name, tmp_path, command):
-    """Whatever its settings are; they lead to no images."""
+    """Whatever its settings are; they lead to no lists, and no usage is printed."""
     values = {
         "root": tmp_path / "- b",
         "table": "-t.csv",
@@ -87,7 +87,7 @@ def test_the_command_that_a_run_prints_is_understood(name, tmp_path, command):
     used = __main__.USED[name]
     for known in (True, False, None):
         data = {"dataset": name, **{key: values.get(key, known) for key in used}}
-        assert command(*shlex.split(verify_command(data))[4:])[0] == 1
+        assert command(*shlex.split(verify_command(data))[4:]) == (2, "")
 
 
 def test_of_many_files_that_cannot_be_used_some_are_named(command, tmp_path):
@@ -110,6 +110,10 @@ def test_a_folder_of_ones_own_is_checked(command, tmp_path, capsys):
     assert table(output)["classes"] == "2 classes at depth 2, 1 classes at depth 3"
     _, output = command(*arguments, "--data.class_level", 1)
     assert table(output)["classes"] == "2 classes at depth 1"
-    with pytest.raises(SystemExit, match=r"^2$"):
-        command(*arguments, "--data.test_classes", 1.5)
-    assert "--data.test_classes: expected a fraction" in capsys.readouterr().err
+    assert (
+        __main__.main(["verify", "folder", f"--data.root={tmp_path}", "--data.test_classes=1.5"])
+        == 2
+    )
+    assert re.match(
+        r"error: --data.test_classes: expected a fraction .*\n$", capsys.readouterr().err
+    )

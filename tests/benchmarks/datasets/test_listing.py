@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.datasets import contents
+from benchmarks.datasets.contents import content_digest
 from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.splits import shuffled, validation_fold
 
@@ -31,7 +32,7 @@ def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listin
     assert listing.fingerprint == hashlib.sha256(text.encode()).hexdigest()
     (tmp_path / "b.jpg").unlink()
     message = (
-        rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore it, or name another"
+        rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore it, or name another$"
     )
     with pytest.raises(DatasetError, match=message):
         _ = dataclasses.replace(listing).fingerprint
@@ -47,22 +48,38 @@ def caches(tmp_path, monkeypatch):
     return tmp_path / "caches"
 
 
-def test_a_damaged_image_is_named_before_anything_is_trained(listing):
-    with pytest.raises(DatasetError, match=r"a\.jpg: cannot be read .*, and 2 more cannot be"):
-        _ = listing.content
+def test_an_error_names_the_first_20_files_that_cannot_be_used(tmp_path):
+    """Missing ones before any is read, then damaged ones."""
+    paths = [f"{i}.jpg" for i in range(25)]
+    toy = Listing("toy", tmp_path, "flat", paths, ["x"] * 25, ["train"] * 25)
+    names = ", ".join(paths[1:20])
+    line = rf"^{tmp_path}/0.jpg: cannot be read \(.*; 24 more cannot be used: {names} and 5 others$"
+    with pytest.raises(DatasetError, match=line):
+        _ = toy.fingerprint
+    for path in paths:
+        (tmp_path / path).touch()
+    with pytest.raises(DatasetError, match=line):
+        content_digest(toy)
+    Image.new("RGB", (1, 1)).save(tmp_path / "0.jpg")
+    with pytest.raises(
+        DatasetError, match=r"/1.jpg: .*; 23 more .*: 2.jpg, .*, 20.jpg and 4 others"
+    ):
+        content_digest(toy)
 
 
 @pytest.mark.usefixtures("caches")
 def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path):
     rows = ((name, hashlib.sha256(bytes(size))) for name, size in (("a", 3), ("b", 5), ("c", 7)))
-    text = "".join(f"{name}.jpg\0{of.hexdigest()}\n" for name, of in rows)
-    assert listing.content == hashlib.sha256(text.encode()).hexdigest()
+    text = "".join(f"{name}.jpg\0{digest.hexdigest()}\n" for name, digest in rows)
+    assert content_digest(listing) == hashlib.sha256(text.encode()).hexdigest()
     copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
     os.utime(copy / "a.jpg", (1e9, 1e9))
-    assert dataclasses.replace(listing, root=copy).content == listing.content
+    assert content_digest(dataclasses.replace(listing, root=copy)) == content_digest(listing)
+    before = content_digest(listing)
     (tmp_path / "b.jpg").write_bytes(b"other")
     changed = dataclasses.replace(listing)
-    assert changed.fingerprint == listing.fingerprint and changed.content != listing.content
+    assert changed.fingerprint == listing.fingerprint
+    assert content_digest(changed) != before
 
 
 def test_a_folder_of_caches_that_is_not_absolute_is_not_used(
@@ -74,7 +91,7 @@ def test_a_folder_of_caches_that_is_not_absolute_is_not_used(
     for given in ("~/.cache", "", "caches"):
         monkeypatch.setenv("XDG_CACHE_HOME", given)
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # no home
-        assert dataclasses.replace(listing).content
+        assert content_digest(dataclasses.replace(listing))
     assert {*tmp_path.rglob("*")} == before
     monkeypatch.undo()
 
@@ -84,25 +101,25 @@ def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, caches,
     read = []
     digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda f, *a: read.append(f.name) or digest(f, *a))
-    before = listing.content
+    before = content_digest(listing)
     assert len(read) == 3
-    assert dataclasses.replace(listing).content == before and len(read) == 3
+    assert content_digest(dataclasses.replace(listing)) == before and len(read) == 3
     facts = (tmp_path / "b.jpg").stat()
     (tmp_path / "new.jpg").write_bytes(b"other")
     os.utime(tmp_path / "new.jpg", ns=(facts.st_atime_ns, facts.st_mtime_ns))
     (tmp_path / "new.jpg").rename(tmp_path / "b.jpg")
-    assert dataclasses.replace(listing).content != before
+    assert content_digest(dataclasses.replace(listing)) != before
     assert [Path(name).name for name in read[3:]] == ["b.jpg"]
     [kept] = caches.rglob("*.json")
     (tmp_path / "b.jpg").write_bytes(bytes(5))
     for damage in ("", "[]", '{"a.jpg": 1}', '{"a.jpg": [3, 1, 1, 1, "x"]}'):
         kept.write_text(damage)
-        assert dataclasses.replace(listing).content == before
+        assert content_digest(dataclasses.replace(listing)) == before
     kept.unlink()
     caches.joinpath("pml-regularizers").rmdir()
     caches.rmdir()
     caches.touch()  # now nothing can be kept
-    assert dataclasses.replace(listing).content == before
+    assert content_digest(dataclasses.replace(listing)) == before
 
 
 def test_no_path_leads_out_of_the_folder(tmp_path):

@@ -1,14 +1,18 @@
-"""The readers of the four datasets: every layout in circulation, and damaged index files."""
+"""The four datasets: every layout in circulation, damaged lists, downloads."""
 
+import shutil
+import tarfile
 from collections.abc import Callable
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from pytorch_metric_learning.datasets import CUB, Cars196, StanfordOnlineProducts
+from pytorch_metric_learning import datasets
 
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
-from benchmarks.datasets.listing import DatasetError, Listing, load
+from benchmarks.datasets.listing import DatasetError, Listing
 from tests.support.fake_trees import cars, cub, inshop, sop
 
 SMALL: dict[str, tuple[str, Callable[..., Path]]] = {
@@ -18,7 +22,7 @@ SMALL: dict[str, tuple[str, Callable[..., Path]]] = {
     "img": ("inshop", inshop.write),
 }
 FILES = {
-    "CUB_200_2011": "images.txt",
+    "CUB_200_2011": "images.txt image_class_labels.txt",
     "Stanford_Online_Products": "Ebay_train.txt Ebay_test.txt",
     "devkit": "devkit/cars_meta.mat devkit/cars_train_annos.mat cars_test_annos_withlabels.mat",
     "combined": "cars_annos.mat",
@@ -46,20 +50,16 @@ def test_a_small_tree_has_all_files_but_is_not_the_published_dataset(layout, tmp
     assert (listing.name, listing.layout) == (name, layout)
     assert listing.fingerprint
     with pytest.raises(DatasetError, match=rf"lists .*, but {name} has train"):
-        load(IMAGE_DATASETS[name], tmp_path)
+        IMAGE_DATASETS[name].load(tmp_path)
 
 
 def test_rows_of_cub(tmp_path):
-    folder = cub.write(tmp_path, {1: 5, 100: 1, 101: 1})
+    cub.write(tmp_path, {1: 5, 100: 1, 101: 1})
     listing = read("CUB_200_2011", tmp_path)
     assert listing.paths[:2] == [f"images/001.Species_1/Species_1_000{i}_1.jpg" for i in (4, 3)]
     names = [f"{number:03}.Species_{number}" for number in (1, 100, 101)]
     assert listing.classes == [names[0]] * 5 + names[1:]
     assert listing.parts == ["train"] * 6 + ["test"]
-    # A mark, line ends of Windows, blank lines at the end.
-    lines = (folder / "images.txt").read_text().splitlines()
-    (folder / "images.txt").write_bytes(("\ufeff" + "\r\n".join([*lines, "", ""])).encode())
-    assert read("CUB_200_2011", tmp_path) == listing
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,75 @@ def test_rows_of_inshop(images, flat, tmp_path):
     assert listing.fingerprint
 
 
-def test_what_pml_fetches_is_read_as_pml_reads_it(tmp_path):
-    fetched = {"CUB_200_2011": CUB, "kaggle": Cars196}
-    fetched["Stanford_Online_Products"] = StanfordOnlineProducts
-    for layout, dataset in fetched.items():
-        SMALL[layout][1](tmp_path / layout)
-        listing = read(layout, tmp_path / layout)
-        for split in ("train", "test"):
-            ours = [str(listing.root / path) for path, _, part in rows(listing) if part == split]
-            assert dataset(str(tmp_path / layout), split).paths == ours
+PML = {
+    "CUB_200_2011": datasets.CUB,
+    "kaggle": datasets.Cars196,
+    "Stanford_Online_Products": datasets.StanfordOnlineProducts,
+}
+
+
+@pytest.mark.parametrize("layout", PML)
+def test_the_halves_are_those_of_pml(layout, tmp_path):
+    SMALL[layout][1](tmp_path)
+    listing = read(layout, tmp_path)
+    for split in ("train", "test"):
+        paths = [str(listing.root / path) for path, _, part in rows(listing) if part == split]
+        assert PML[layout](str(tmp_path), split).paths == paths != []
+
+
+def test_the_folder_of_an_archive_keeps_its_name_or_is_linked(tmp_path):
+    folder = cub.write(tmp_path)
+    expected = rows(read("CUB_200_2011", folder))
+    (tmp_path / "link").symlink_to(folder)
+    assert rows(read("CUB_200_2011", tmp_path / "link")) == expected
+    folder.rename(tmp_path / "birds")
+    with pytest.raises(DatasetError, match=r"birds: expected the name CUB_200_2011, .* rename it"):
+        read("CUB_200_2011", tmp_path / "birds")
+
+
+def pack(layout, folder):
+    """The archive that PML downloads."""
+    SMALL[layout][1](folder / "unpacked")
+    if layout != "CUB_200_2011":
+        return Path(shutil.make_archive(str(folder / "data"), "zip", folder / "unpacked"))
+    with tarfile.open(folder / "CUB_200_2011.tgz", "w:gz") as file:
+        file.add(folder / "unpacked" / layout, layout)
+    return folder / "CUB_200_2011.tgz"
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    """That of a server of the folder's files."""
+    monkeypatch.setenv("no_proxy", "*")
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")  # in PML
+@pytest.mark.parametrize("layout", PML)
+def test_pml_downloads_what_the_user_asks_for_once(layout, address, tmp_path, monkeypatch):
+    """Into a folder that may hold other files; a broken download leaves nothing of itself."""
+    archive, info = pack(layout, tmp_path), IMAGE_DATASETS[SMALL[layout][0]]
+    monkeypatch.setattr(PML[layout], "DOWNLOAD_URL", f"{address}/{archive.name}")
+    (root := tmp_path / "data").mkdir()
+    (root / "other.npz").touch()
+    with pytest.raises(DatasetError, match=r"found no .*, or set data.download to true"):
+        info.listing(root)
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=rf"{root}: \w+ cannot be downloaded \(.*; try again"):
+        info.listing(root, fetch=True)
+    assert sorted(path.name for path in root.iterdir()) == [".download.lock", "other.npz"]
+    archive.write_bytes(whole)
+    fetched = info.listing(root, fetch=True)
+    assert rows(fetched) == rows(read(layout, tmp_path / "unpacked"))
+    archive.unlink()
+    assert rows(info.listing(root, fetch=True)) == rows(fetched)
 
 
 @pytest.mark.parametrize("layout", FILES)
@@ -117,11 +177,13 @@ def test_an_index_file_that_cannot_be_read_is_named(layout, tmp_path):
     for file in FILES[layout].split():
         whole = (folder / file).read_bytes()
         (folder / file).unlink()
-        missing = rf"{file}: cannot be read .FileNotFoundError: .*No such file|found no .*{file}"
+        missing = rf"{file}.*: cannot be read .FileNotFoundError: .*No such file|found no .*{file}"
         with pytest.raises(DatasetError, match=missing):
             read(layout, tmp_path)
         (folder / file).write_bytes(b"<html><title>404 \xe9 Not Found</title></html>" * 10)
-        with pytest.raises(DatasetError, match=rf"{file}(: cannot be read|, line 1: is not UTF-8)"):
+        with pytest.raises(
+            DatasetError, match=rf"{file}(.*: cannot be read|, line 1: is not UTF-8)"
+        ):
             read(layout, tmp_path)
         (folder / file).write_bytes(whole)
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.datasets import folder, table
+from benchmarks.datasets.contents import listed_digests
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.remarks import remarks
 from benchmarks.datasets.transforms import ImageViews
@@ -31,7 +32,7 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
         chosen = root.parent / "test.txt"
         chosen.write_text(test)
     listing = folder.read(root, chosen, level)
-    return dict(remarks(listing, [digests.pixels for digests in listing.digests]))
+    return dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
 
 
 def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_copies_are_counted(tmp_path: Path) -> None:
     listing = folder.read(root, tmp_path / "test.txt")
     first, *_ = (
         text
-        for name, text in remarks(listing, [of.pixels for of in listing.digests])
+        for name, text in remarks(listing, [digests.pixels for digests in listed_digests(listing)])
         if name == "copies"
     )
     assert first.startswith("2 images of part test have a copy in it, such as a/1.png")
@@ -96,7 +97,7 @@ def test_copies_between_queries_and_gallery_are_counted(tmp_path: Path) -> None:
     gallery = [f"{i}.png,{label},false" for i, label in zip(others, "xxyyy", strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,query", *queries, *gallery]))
     listing = table.read(tmp_path / "t.csv", root, default=None)
-    found = dict(remarks(listing, [digests.pixels for digests in listing.digests]))
+    found = dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
     assert list(found) == ["copies"]
     line = "8 images of parts query and gallery have a copy in them, 4 of them queries with a copy in the gallery, "
     assert found["copies"].startswith(line)

@@ -101,8 +101,9 @@ def test_a_table_of_wildlife_datasets(photographs):
     found = read(photographs, "path,identity,bbox", *lines)
     assert found.boxes == [(0, 20, 30, 110)] + [(20, 0, 40, 30)] * 3
     assert sorted(set(found.parts)) == ["test", "train"]  # half of the classes
-    assert [found.image(i).size for i in (0, 1)] == [(30, 20), (20, 30)]  # the rest lies outside
-    assert all(np.asarray(found.image(i)).min() == 255 for i in (0, 1))
+    seen = [ImageSet(found, "all").image(i) for i in (0, 1)]
+    assert [image.size for image in seen] == [(30, 20), (20, 30)]  # the rest lies outside
+    assert all(np.asarray(image).min() == 255 for image in seen)
 
 
 def test_boxes_of_oml_are_what_is_seen(photographs, capsys):
@@ -113,13 +114,15 @@ def test_boxes_of_oml_are_what_is_seen(photographs, capsys):
     found = read(photographs, head, *rows("ab", ",train,,,,"), *lines)
     assert whole.boxes is None
     assert found.boxes == [None] * 6 + [(0, 10, 20, 30), (9, 0, 20, 30)] * 6
-    assert found.image(0).size == (40, 30) and found.image(6).size == (20, 20)
-    assert np.asarray(found.image(6)).max() == 40
+    images = ImageSet(found, "all")
+    assert images.image(0).size == (40, 30) and images.image(6).size == (20, 20)
+    assert np.asarray(images.image(6)).max() == 40
     assert whole.fingerprint != found.fingerprint
-    assert whole.digests[6].pixels != found.digests[6].pixels
-    assert whole.digests[6].content == found.digests[6].content
+    of_whole = ImageSet(whole, "all").digests[6]
+    assert of_whole.pixels != images.digests[6].pixels
+    assert of_whole.content == images.digests[6].content
     train, test, _ = built(photographs)
-    assert train.digests + test.digests == found.digests
+    assert train.digests + test.digests == images.digests
     decoded = DecodedImages(test, test.labels.device).open()
     assert decoded.nbytes == sum(np.asarray(test.image(i)).size for i in range(12))
     assert verify(photographs) == 0
@@ -178,15 +181,14 @@ def test_a_blank_behind_a_comma_is_no_part_of_a_cell(photographs):
 def test_an_image_is_named_with_its_line(photographs, capsys):
     file = write(photographs, "path,label,bbox", *rows("a", ","), *rows("b", ',"[40, 0, 5, 5]"'))
     (photographs / "a1.png").write_bytes(b"damaged")
-    (photographs / "a2.png").unlink()
     damaged = f"{file}, line 3: {photographs / 'a1.png'}: cannot be read (UnidentifiedImageError"
     missing = f"{file}, line 4: {photographs / 'a2.png'}: cannot be read (FileNotFoundError"
     outside = f"{file}, line 5: {photographs / 'b0.png'}: the box (40, 0, 45, 5) (left, top, right,"
+    with pytest.raises(DatasetError, match=re.escape(outside)):
+        ImageSet(table.read(file, photographs), "all").image(3)
+    (photographs / "a2.png").unlink()
     with pytest.raises(ConfigError, match=re.escape(f"data.table: {missing}")):
         built(photographs)
-    listing = table.read(file, photographs)
-    with pytest.raises(DatasetError, match=re.escape(outside)):
-        listing.image(3)
     assert verify(photographs) == 1
     output = capsys.readouterr().out
     assert all(f"\n{line}" in output for line in (damaged, missing, outside))
