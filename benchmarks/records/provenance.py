@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.building.images import Datasets, image_size
 from benchmarks.console.arguments import say
-from benchmarks.console.printing import posix_module, printable
+from benchmarks.console.printing import printable
 from benchmarks.datasets.contents import listed_digests
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet

@@ -10,8 +10,8 @@ before = os.environ.get(NVML)
 os.environ[NVML] = "1"
 
 import benchmarks.training.run  # noqa: E402, F401
-from benchmarks.building.class_paths import resolved  # noqa: E402
 from benchmarks.records.provenance import keep_code  # noqa: E402
+from benchmarks.settings.class_paths import resolved  # noqa: E402
 from benchmarks.settings.command import parse  # noqa: E402
 
 del os.environ[NVML]

@@ -10,8 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.building.class_paths import resolved
-from benchmarks.console.writing import InUseError, POLL
+from benchmarks.console.writing import POLL, InUseError
 from benchmarks.records.files import file_digest
 from benchmarks.records.results import load_run, outcome
 from benchmarks.records.run_folder import RunFolder, run_changes, run_identity
