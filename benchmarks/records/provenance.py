@@ -196,14 +196,15 @@ def _processor() -> str | None:
     name = platform.processor()
     with suppress(OSError):
         cpus = Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*:(.*)", cpus, re.MULTILINE):
-            name = found[1].strip()
+        if line := re.search(r"^model name\s*:(.*)", cpus, re.MULTILINE):
+            name = line[1].strip()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
 def describe_launcher() -> dict[str, str]:
     """The variables of the environment that Accelerate reads; `accelerate launch` sets them by its config file."""
-    return {name: of for name, of in sorted(os.environ.items()) if name.startswith("ACCELERATE_")}
+    ours = (name for name in sorted(os.environ) if name.startswith("ACCELERATE_"))
+    return {name: os.environ[name] for name in ours}
 
 
 def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:

@@ -108,12 +108,10 @@ def load_checkpoint(
         return None
     older = f"delete it to continue from {paths[-2].name}, or " if paths[1:] else ""
     remedy = remedy or f"{older}delete {run / 'checkpoints'} to start again from the first step"
-    state = _read(paths[-1], remedy)
-    if identity is None:
-        return state
-    _check_identity(paths[-1], state["run"], identity, remedy)
-    if state.get("best") and _best(run, state["best"]["step"]).exists():
-        load_best(run, state["best"]["step"], identity, remedy)
+    state = _read(paths[-1], identity, remedy)
+    best = state.get("best")
+    if identity is not None and best and _best(run, best["step"]).exists():
+        load_best(run, best["step"], identity, remedy)
     return state
 
 
@@ -121,10 +119,7 @@ def load_best(
     run: Path, step: int, identity: dict[str, Any], remedy: str = "run that training again"
 ) -> dict[str, Any]:
     """Load the weights that validation classes chose, on the CPU; raises as `load_checkpoint` does."""
-    state = _read(path := _best(run, step), remedy)
-    if "run" in state:  # older code did not write it
-        _check_identity(path, state["run"], identity, remedy)
-    return state
+    return _read(_best(run, step), identity, remedy)
 
 
 def run_changes(
@@ -141,15 +136,6 @@ def run_changes(
     return [*changes, *compared(before["config"], now["config"])]
 
 
-def _check_identity(
-    path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
-) -> None:
-    for change in run_changes(saved, identity):
-        raise RunFolderError(
-            f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
-        )
-
-
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
     import torch
 
@@ -162,8 +148,8 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
     temporary.replace(folder / f"{stem}-{digest}.pt")
 
 
-def _read(path: Path, remedy: str) -> dict[str, Any]:
-    """Load a checkpoint, which must have the SHA-256 of its name."""
+def _read(path: Path, identity: dict[str, Any] | None, remedy: str) -> dict[str, Any]:
+    """Load a checkpoint, which must have the SHA-256 of its name and be of this run."""
     import torch
 
     if not path.exists() or path.stem.rpartition("-")[2] != file_digest(path):
@@ -171,4 +157,9 @@ def _read(path: Path, remedy: str) -> dict[str, Any]:
             f"{path}: missing or damaged (its SHA-256 is not the one in its name); {remedy}"
         )
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if identity is not None and "run" in state:  # in the best weights, older code did not write it
+        for change in run_changes(state["run"], identity):
+            raise RunFolderError(
+                f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
+            )
     return state

@@ -1,7 +1,6 @@
 """Writes a run's folder, which is locked and compared with the settings that it was started with."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from accelerate import Accelerator
@@ -162,16 +161,14 @@ class RunWriter:
         work: dict[str, Any] = {"status": "running", "error": None, "traceback": None}
         work["sessions"] = [*before, {"from_step": step, **session}]
         trackers = self.info.get("trackers", {})
-        if tracked := self._trackers.start(self.path.name, self.identity["config"], trackers):
+        if tracked := self._trackers.start(
+            self.path.name, self.identity["config"], trackers, purge_step=step + 1 if saved else 0
+        ):
             work["trackers"] = tracked
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
-        self._steps = StepTables(
-            self.path / "records",
-            step=step or -1,  # a run without a checkpoint keeps nothing
-            ends=saved["records"] if saved else {},
-        )
+        self._steps = StepTables(self.path / "records", saved and saved["records"])
         assert self._folder is not None
         self._folder.remove_old(saved and saved["best"])
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
@@ -207,9 +204,6 @@ class RunWriter:
             write_json(self.path / "run.json", self.info)
 
     def close(self) -> None:
-        """Flush the records and let others write the folder."""
-        if self._steps is not None:
-            with suppress(OSError):  # a full disk, which has been reported
-                self._steps.close()
+        """Let others write the folder."""
         if self._folder is not None:
             self._folder.close()

@@ -1,12 +1,11 @@
 """Records of a run: its numbers, step by step.
 
-`StepTables` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
-handles resuming after a kill: before the first new row is written, the csv files are cut back to their ends at the
-checkpoint. The sqlite file, `logs.db`, is record-keeper's alone and is not cut: of rows that were logged again, the
-later one has the larger `id`.
+`StepTables` logs through record-keeper to csv and sqlite. record-keeper only appends, so this file handles resuming
+after a kill: before the first new row is written, the csv files are cut back to their ends at the checkpoint. The
+sqlite file, `logs.db`, is record-keeper's alone and is not cut: of rows that were logged again, the later one has
+the larger `id`.
 
-NaN is kept as `nan` in the csv files, which `read_table` reads, and in TensorBoard; sqlite has no
-NaN and stores NULL.
+NaN is kept as `nan` in the csv files, which `read_table` reads; sqlite has no NaN and stores NULL.
 """
 
 import csv
@@ -17,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from record_keeper import RecordKeeper, RecordWriter
-from torch.utils.tensorboard import SummaryWriter
 
 from benchmarks.console.writing import replace_file
 from benchmarks.records.files import damage_named
@@ -32,22 +30,20 @@ Ends = Mapping[str, tuple[int, str]]
 
 
 class StepTables:
-    """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
+    """Tables of numbers by step, as csv files and one sqlite file.
 
     After a SIGKILL, reopen with the `ends` of a checkpoint and log the steps after it again: the csv files then
     equal those of a run that was never killed. One process may write at a time.
 
     Args:
         folder: Folder of the files; created if it does not exist.
-        step: The step of the checkpoint that the run continues from; TensorBoard hides later ones. -1: no row is
-            kept, not even that of step 0.
-        ends: The result of `ends` at that step.
+        ends: The result of `ends` at the checkpoint that the run continues from; without, no row is kept.
 
     Raises:
         ValueError: if a table is not that of the checkpoint; then nothing is removed.
     """
 
-    def __init__(self, folder: Path, *, step: int = -1, ends: Ends | None = None) -> None:
+    def __init__(self, folder: Path, ends: Ends | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         kept = {}
@@ -56,15 +52,14 @@ class StepTables:
             kept[path] = path.read_bytes()[:size]
             if hashlib.sha256(kept[path]).hexdigest() != digest:
                 raise ValueError(
-                    f"{path}: its rows up to step {step} are not those that the checkpoint was written after; put "
-                    f"them back, or {REMEDY}"
+                    f"{path}: its first {size} bytes are not those that the checkpoint was written after; put them "
+                    f"back, or {REMEDY}"
                 )
         for path, content in kept.items():
             replace_file(path, content)
         tables = [path.stem for path, content in kept.items() if content]
         self._columns = {name: [*read_table(folder, name)][1:] for name in tables}
-        self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
-        self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
+        self._keeper = RecordKeeper(record_writer=RecordWriter(str(folder)))
 
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
         """Write rows of (step, values) and flush them.
@@ -93,7 +88,6 @@ class StepTables:
             self._keeper.save_records()
         except sqlite3.Error as error:
             raise OSError(errno.EIO, str(error), str(self.folder / "logs.db")) from error
-        self._tensorboard.flush()
 
     def ends(self) -> dict[str, tuple[int, str]]:
         """The ends of the tables so far, to cut them back later."""
@@ -101,10 +95,6 @@ class StepTables:
         return {
             name: (len(rows), hashlib.sha256(rows).hexdigest()) for name, rows in tables.items()
         }
-
-    def close(self) -> None:
-        """Close the TensorBoard file; all else is on disk."""
-        self._tensorboard.close()
 
 
 def read_table(folder: Path, table: str) -> dict[str, list[float]]:

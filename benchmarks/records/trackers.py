@@ -44,7 +44,7 @@ class Trackers:
         self._works = bool(names)
 
     def start(
-        self, run: str, config: Mapping[str, Any], before: Mapping[str, str]
+        self, run: str, config: Mapping[str, Any], before: Mapping[str, str], purge_step: int
     ) -> dict[str, str]:
         """Start a run in each tracker, or continue the one before.
 
@@ -53,6 +53,7 @@ class Trackers:
             config: Its settings, which a new run gets.
             before: What this method returned when the run began: {tracker: identifier of its run}, of those that
                 can continue it.
+            purge_step: First step whose rows of an earlier session TensorBoard hides.
 
         Raises:
             ConfigError: if one does not start.
@@ -60,9 +61,10 @@ class Trackers:
         settings: dict[str, dict[str, Any]] = {
             "wandb": {"name": run, "resume": "allow", "id": before.get("wandb")},
             "mlflow": {"run_name": run, "run_id": before.get("mlflow")},
+            "tensorboard": {"purge_step": purge_step},
         }
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
-        found: dict[str, str] = {}
+        continued: dict[str, str] = {}
         started: list[Any] = []
         accelerator = self._accelerator
         for name in self._names:
@@ -75,7 +77,7 @@ class Trackers:
                     init_kwargs={name: settings.get(name, {})},
                 )
                 if name in ids:
-                    found[name] = str(ids[name](accelerator.get_tracker(name, unwrap=True)))
+                    continued[name] = str(ids[name](accelerator.get_tracker(name, unwrap=True)))
             except (Exception, SystemExit) as error:
                 accelerator.trackers = []
                 raise ConfigError(
@@ -85,7 +87,7 @@ class Trackers:
             finally:
                 started += accelerator.trackers
                 accelerator.trackers = started
-        return found
+        return continued
 
     def log(self, tables: Mapping[str, Sequence[Row]]) -> None:
         """Hand over rows as {"TABLE/NAME": value}, in the order of their steps, which some trackers need."""
@@ -104,9 +106,9 @@ class Trackers:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """Settings by path, as numbers and texts, without nulls; mlflow refuses brackets in names."""
-    found: dict[str, str | int | float | bool] = {}
+    plain: dict[str, str | int | float | bool] = {}
     for path, value in flat(config).items():
         if value is not None:
             is_plain = isinstance(value, (bool, int, float, str))
-            found[re.sub(r"\[(\d+)\]", r".\1", path)] = value if is_plain else json.dumps(value)
-    return found
+            plain[re.sub(r"\[(\d+)\]", r".\1", path)] = value if is_plain else json.dumps(value)
+    return plain

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accelerate import Accelerator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
 from benchmarks.records import provenance
 from benchmarks.records.steps import Ends, StepTables, read_table
+from benchmarks.records.trackers import PROJECT, Trackers
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -28,16 +30,14 @@ def evaluation_rows(*steps: int) -> Rows:
     return [(step, {"seen_recall_at_1": step / 97, "unseen_recall_at_1": 0.1}) for step in steps]
 
 
-def write(
-    folder: Path, training: Rows, evaluation: Rows, step: int = -1, ends: Ends | None = None
-) -> Ends:
-    """Log rows behind those of a step; the ends of the tables."""
-    with closing(StepTables(folder, step=step, ends=ends or {})) as run:
-        for start in range(0, len(training), 4):
-            run.log_rows("training", training[start : start + 4])
-        if evaluation:
-            run.log_rows("evaluation", evaluation)
-        return run.ends()
+def write(folder: Path, training: Rows, evaluation: Rows, before: Ends | None = None) -> Ends:
+    """Log rows behind those of a checkpoint; the ends of the tables."""
+    run = StepTables(folder, before)
+    for start in range(0, len(training), 4):
+        run.log_rows("training", training[start : start + 4])
+    if evaluation:
+        run.log_rows("evaluation", evaluation)
+    return run.ends()
 
 
 def csv_files(folder: Path) -> dict[str, bytes]:
@@ -70,13 +70,13 @@ def test_resume_equals_an_unbroken_log(tmp_path, unbroken, torn_bytes, step):
     before = evaluation_rows(*(at for at in every if at <= step))
     ends = write(folder, training_rows(1, step), before)
     lost = evaluation_rows(*(at for at in every if step < at < 17))
-    write(folder, training_rows(step + 1, 17), lost, step, ends)
+    write(folder, training_rows(step + 1, 17), lost, ends)
     path = folder / "training.csv"
     path.write_bytes(path.read_bytes()[: -torn_bytes or None])
     assert len(read_table(folder, "training")["step"]) == (16 if torn_bytes else 17)
 
     left = evaluation_rows(*(at for at in every if at > step))
-    write(folder, training_rows(step + 1, 20), left, step, ends)
+    write(folder, training_rows(step + 1, 20), left, ends)
     assert csv_files(folder) == csv_files(unbroken)
     assert not list(folder.glob(".*")), "a temporary file was left"
 
@@ -87,33 +87,36 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken):
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
     )
     files = csv_files(unbroken)
-    with pytest.raises(ValueError, match=r"training\.csv: its rows up to step 20"):
-        StepTables(unbroken, step=20, ends=ends)
+    with pytest.raises(ValueError, match=r"training\.csv: its first \d+ bytes"):
+        StepTables(unbroken, ends)
     assert csv_files(unbroken) == files
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
+    """As a tracker of Accelerate's."""
     # Names of its files end in a process's count of them, and 10 would be read before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
-    ends = write(tmp_path, training_rows(1, 5), [])
-    write(tmp_path, training_rows(6, 9), [], 5, ends)
-    write(tmp_path, training_rows(6, 12), [], 5, ends)
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("training/loss")
+    for first, last in ((1, 9), (6, 12)):
+        accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+        trackers = Trackers(accelerator, ["tensorboard"])
+        trackers.start("run", {"seed": 0}, {}, purge_step=first)
+        trackers.log({"training": training_rows(first, last)})
+        accelerator.end_training()
+    events = EventAccumulator(str(tmp_path / PROJECT)).Reload().Scalars("training/loss")
     assert [event.step for event in events] == list(range(1, 13))
 
 
 def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path):
-    with closing(StepTables(tmp_path)) as run:
-        run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
-        # Another order is the same columns: record-keeper alone would write a second header.
-        run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
-        ends = run.ends()
-    with closing(StepTables(tmp_path, step=2, ends=ends)) as run:
-        for values in ({"loss": 3.0}, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0}):
-            with pytest.raises(ValueError, match=r"step 3: expected .*'learning_rate'\], got"):
-                run.log_rows("training", [(3, values)])
-        for step, value in ((3, np.float32(0.5)), (4, math.inf), (5, math.nan)):
-            run.log_rows("training", [(step, {"loss": value, "learning_rate": 0.1})])
+    run = StepTables(tmp_path)
+    run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
+    # Another order is the same columns: record-keeper alone would write a second header.
+    run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
+    run = StepTables(tmp_path, run.ends())
+    for values in ({"loss": 3.0}, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0}):
+        with pytest.raises(ValueError, match=r"step 3: expected .*'learning_rate'\], got"):
+            run.log_rows("training", [(3, values)])
+    for step, value in ((3, np.float32(0.5)), (4, math.inf), (5, math.nan)):
+        run.log_rows("training", [(step, {"loss": value, "learning_rate": 0.1})])
     loss = read_table(tmp_path, "training")["loss"]
     assert loss[:4] == [1.0, 2.0, 0.5, math.inf] and math.isnan(loss[4])
 

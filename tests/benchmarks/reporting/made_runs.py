@@ -1,7 +1,6 @@
 """Run folders of a report, and what its Markdown holds."""
 
 import re
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,15 @@ def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: 
 
 
 def add_curves_and_images(folder: Path) -> None:
-    with closing(StepTables(folder / "records")) as records:
-        records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
-        records.log_rows(
-            "evaluation",
-            [
-                (step, {"seen_recall_at_1": step / 200, "unseen_recall_at_1": step / 300})
-                for step in (50, 100, 150)
-            ],
-        )
+    records = StepTables(folder / "records")
+    records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
+    records.log_rows(
+        "evaluation",
+        [
+            (step, {"seen_recall_at_1": step / 200, "unseen_recall_at_1": step / 300})
+            for step in (50, 100, 150)
+        ],
+    )
     save_retrieval(folder, right=0)
 
 

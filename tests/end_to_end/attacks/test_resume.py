@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.building.objective import build_optimizer
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
+from benchmarks.settings.experiment import Experiment
 from benchmarks.training import run
-from benchmarks.training.parts import build_parts
+from benchmarks.training.parts import Parts, build_parts
 from tests.benchmarks.runs import forget, mark_unfinished
 from tests.support.processes import TINY
 
@@ -48,15 +51,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run. Network and images, which are not what is attacked, are built once."""
-    made: list[Any] = []
+    made: list[Parts] = []
     build = build_parts
 
-    def parts(*arguments: Any) -> Any:
+    def parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
         if not made:
-            made.append(build(*arguments))
-        [first] = made
-        again = deepcopy(first._replace(datasets=None))
-        return again._replace(datasets=first.datasets)
+            made.append(build(experiment, accelerator))
+        model, loss, sampler = deepcopy((made[0].model, made[0].loss, made[0].sampler))
+        optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+        return Parts(model, made[0].datasets, loss, optimizer, scheduler, sampler)
 
     monkeypatch.setattr(run, "build_parts", parts)
     assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
