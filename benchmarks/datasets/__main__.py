@@ -30,35 +30,30 @@ def _level(text: str) -> int | str:
     return text if text == "last" else at_least(1)(text)
 
 
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text}")
+    return text == "true"
+
+
 SHOWN = 100
 """Lines on files that cannot be used."""
 
-FLAG = {"choices": ["true", "false"], "default": "false"}
-CLASSES = (
-    "a file that names the test classes, or their fraction; default: half, or as a table splits"
-)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "root": {"type": Path, "metavar": "DIR", "required": True},
-    "download": {**FLAG, "help": "let PML download the dataset if it is not there"},
-    "test_classes": {"type": _file_or_fraction, "metavar": "FILE|FRACTION", "help": CLASSES},
-    "class_level": {
-        "type": _level,
-        "metavar": "N|last",
-        "help": "the first N folders of a path, or the last, are the class; default: all",
-    },
-    "table": {
-        "type": Path,
-        "metavar": "FILE",
-        "required": True,
-        "help": "CSV or Parquet; docs/datasets.md describes its columns",
-    },
-    "known_classes": {**FLAG, "help": "allow test classes that are also trained on"},
-    "camera": {
-        "metavar": "COLUMN",
-        "help": "images of a query's class and camera leave its ranking",
-    },
-    "sequence": {"metavar": "COLUMN", "help": "images of a query's sequence leave its ranking"},
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "root": (Path, "the folder of the images"),
+    "download": (_flag, "true: let PML download the dataset if it is not there"),
+    "test_classes": (
+        _file_or_fraction,
+        "a file that names the test classes, or their fraction; default: half, or as a table splits",
+    ),
+    "class_level": (_level, "the first N folders of a path, or the last, are the class"),
+    "table": (Path, "CSV or Parquet; docs/datasets.md describes its columns"),
+    "known_classes": (_flag, "true: allow test classes that are also trained on"),
+    "camera": (str, "column; images of a query's class and camera leave its ranking"),
+    "sequence": (str, "column; images of a query's sequence leave its ranking"),
 }
+"""The type and the help of each."""
+
 USED = {
     **{name: ("root", *["download"] * bool(info.pml)) for name, info in IMAGE_DATASETS.items()},
     "folder": ("root", "test_classes", "class_level"),
@@ -66,18 +61,15 @@ USED = {
 }
 
 
-def _listing(options: argparse.Namespace) -> Listing:
+def _listing(name: str, root: Path, **given: Any) -> Listing:
+    """The images of a dataset, by the options that were given."""
     from benchmarks.datasets import folder, table
 
-    given = {name: getattr(options, name) for name in USED[options.name]}
-    flags = {name: given[name] == "true" for name in ("download", "known_classes") if name in given}
-    if options.name == "folder":
-        fraction = 0.5 if options.test_classes is None else options.test_classes
-        return folder.read(options.root, fraction, options.class_level)
-    if options.name == "table":
-        file = given.pop("table")
-        return table.read(file, **given | flags)
-    return IMAGE_DATASETS[options.name].listing(options.root, fetch=flags.get("download", False))
+    if name == "folder":
+        return folder.read(root, given.get("test_classes", 0.5), given.get("class_level"))
+    if name == "table":
+        return table.read(given.pop("table"), root, **given)
+    return IMAGE_DATASETS[name].listing(root, fetch=given.get("download", False))
 
 
 @signals_handled(leave)
@@ -87,16 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["verify"])
     names = parser.add_subparsers(dest="name", required=True, prog=f"{parser.prog} verify")
     for name, used in USED.items():
-        named = names.add_parser(name, allow_abbrev=False)
+        named = names.add_parser(name, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         for option in used:
-            named.add_argument(f"--data.{option}", dest=option, **OPTIONS[option])
-    options = parser.parse_args(argv)
+            kind, told = OPTIONS[option]
+            needed = option in ("root", "table")
+            named.add_argument(
+                f"--data.{option}", dest=option, type=kind, help=told, required=needed
+            )
+    given = vars(parser.parse_args(argv))
     from benchmarks.datasets.verify import verify  # imports torch, which --help does without
 
-    info = IMAGE_DATASETS.get(options.name)
-    published = info.counts if info else None
+    info = IMAGE_DATASETS.get(given["name"])
+    del given["command"]
     try:
-        checks, broken = verify(_listing(options), published)
+        checks, broken = verify(_listing(**given), info.counts if info else None)
     except (OSError, ValueError) as error:
         setting = "" if isinstance(error, (DatasetError, OSError)) else "--data."
         print(f"error: {setting}{error}", file=sys.stderr)

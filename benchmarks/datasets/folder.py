@@ -35,12 +35,11 @@ def read(
     """
     images, left_out = _images(root, class_level)
     testing = {*images} if test_classes is None else held_out(test_classes, list(images))
-    paths = [path for of_class in images.values() for path in sorted(of_class)]
-    classes = [name for name, of_class in images.items() for _ in of_class]
+    paths = [path for name in images for path in sorted(images[name])]
+    classes = [name for name in images for _ in images[name]]
     parts = ["test" if name in testing else "train" for name in classes]
-    lists = (paths, classes, parts)
-    layout, level = "root/class/image", class_level
-    return Listing("folder", root, layout, *lists, upright=True, left_out=left_out, level=level)
+    lists = ("folder", root, "root/class/image", paths, classes, parts)
+    return Listing(*lists, upright=True, left_out=left_out, level=class_level)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
@@ -51,39 +50,39 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
 
 def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict[str, int]]:
     """The paths of each class, the classes sorted, and the numbers of other files by the ends of their names."""
-    found: dict[str, list[str]] = {}
+    images: dict[str, list[str]] = {}
     empty: dict[str, Counter[str]] = {}
     left_out: Counter[str] = Counter()
     with reading(root):
-        for folder, inner, images, others in walk(root):
+        for folder, inner, files, others in walk(root):
             inside = folder.relative_to(root)
             parts = inside.parts[-1:] if level == "last" else inside.parts[:level]
             name = unicodedata.normalize("NFC", "/".join(parts)) or "."
             ends = Counter(Path(other).suffix.lower() or other for other in others)
             left_out += ends
-            if images:
-                found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
+            if files:
+                images.setdefault(name, []).extend(f"{inside}/{file}" for file in files)
             elif not inner:
                 empty[name] = ends
-    if len(found) < 2:
+    if len(images) < 2:
         raise DatasetError(
-            f"{root}: expected two or more folders of classes, to train and test on, got {len(found)}; lay the "
+            f"{root}: expected two or more folders of classes, to train and test on, got {len(images)}; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
-    for name in sorted(found.keys() | empty.keys()):
-        above = [path for path in map(str, Path(name).parents) if path in found]
-        if above and name in found:
+    for name in sorted(images.keys() | empty.keys()):
+        above = [path for path in map(str, Path(name).parents) if path in images]
+        if above and name in images:
             raise DatasetError(
                 f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; "
                 "move the former into a folder of their own, or, if both are one class, set data.class_level"
             )
-        if not above and name not in found:
+        if not above and name not in images:
             holds = f", but {left_out_text(empty[name])}" if empty[name] else ""
             raise DatasetError(
                 f"{root / name}: holds no image{holds}; remove the folder, or put images into it "
                 f"({', '.join(sorted(suffixes()))})"
             )
-    return dict(sorted(found.items())), dict(left_out)
+    return dict(sorted(images.items())), dict(left_out)
 
 
 def held_out(chosen: Path | float, classes: list[str]) -> set[str]:

@@ -232,8 +232,8 @@ def _cached(root: Path, size: int) -> Rendered:
         root.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez_compressed(file, code_points=rendered, images=drawn)
-    found = path.stat()
-    return _read(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    state = path.stat()
+    return _read(path, state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 @lru_cache(maxsize=1)  # a run reads it for each of its splits

@@ -28,12 +28,12 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
     Args:
         pixels: Digests of the pixels of each listed file; None where there is none.
     """
-    found = [*_parts(listing)] if listing.name == "folder" else []
+    lines = [*_parts(listing)] if listing.name == "folder" else []
     if listing.name in ("folder", "table"):
-        found += _alike(listing)
+        lines += _alike(listing)
     if listing.left_out:
-        found.append(("left out", left_out_text(listing.left_out)))
-    return [*found, *_copies(listing, pixels)]
+        lines.append(("left out", left_out_text(listing.left_out)))
+    return [*lines, *_copies(listing, pixels)]
 
 
 def verify_command(data: Mapping[str, Any]) -> str:
@@ -120,18 +120,18 @@ def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[
         if copied := [rows for rows in within if len({group for _, group, *_ in rows}) > 1]:
             there = f"part{'s' * (len(parts) > 1)} {' and '.join(parts)}"
             count, both = sum(map(len, copied)), ""
-            if found := [rows for rows in copied if len({part for *_, part in rows}) > 1]:
-                queries = sum(map(_queries_with_copies, found))
-                both, copied = f", {queries:,} of them queries with a copy in the gallery", found
+            if mixed := [rows for rows in copied if len({part for *_, part in rows}) > 1]:
+                queries = sum(map(_queries_with_copies, mixed))
+                both, copied = f", {queries:,} of them queries with a copy in the gallery", mixed
             yield (
                 "copies",
                 f"{count:,} images of {there} have a copy in {'them' if parts[1:] else 'it'}{both}, such as "
                 f"{_example(copied)}; a search finds the copy, whatever was learned: remove all except one",
             )
-    if mixed := [rows for rows in same if len({name for *_, name, _ in rows}) > 1]:
+    if unclear := [rows for rows in same if len({name for *_, name, _ in rows}) > 1]:
         yield (
             "two classes",
-            f"{len(mixed):,} images are in two classes, such as {_example(mixed)}; keep the right one",
+            f"{len(unclear):,} images are in two classes, such as {_example(unclear)}; keep the right one",
         )
 
 

@@ -97,16 +97,16 @@ class Row:
 
     def part(self) -> str:
         """The part of a row that tests."""
-        found: dict[str, bool] = {}
+        flags: dict[str, bool] = {}
         for side in ("query", "gallery"):
             if side in self.names:
                 if (text := self.cells[side].lower()) not in FLAGS:
                     raise self.wrong(side, "true or false in a row that tests")
-                found[side] = FLAGS[text]
-        if not found:
+                flags[side] = FLAGS[text]
+        if not flags:
             return "test"
-        query = found.get("query", not found.get("gallery"))
-        gallery = found.get("gallery", not query)
+        query = flags.get("query", not flags.get("gallery"))
+        gallery = flags.get("gallery", not query)
         if not (query or gallery):
             raise self.wrong("gallery", "true, as this test row is no query")
         return "test" if query and gallery else "query" if query else "gallery"

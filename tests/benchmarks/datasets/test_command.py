@@ -42,10 +42,10 @@ def test_a_published_dataset_and_all_that_is_wrong_with_it(command, tmp_path, mo
     listing = info.read(tmp_path)
     status, output = command("cub", "--data.root", tmp_path)
     assert status == 0
-    found = table(output)
+    checks = table(output)
     # The 16 pictures train; they come again from the 17th image on, and the last 20 test.
-    assert found["train and test"].startswith("33 images train and test, such as ")
-    assert found.items() >= {
+    assert checks["train and test"].startswith("33 images train and test, such as ")
+    assert checks.items() >= {
         ("counts", "ok      train 33 / 8, test 20 / 5"),
         (
             "one image",

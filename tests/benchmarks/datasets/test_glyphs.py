@@ -37,8 +37,8 @@ def test_splits_are_disjoint_and_have_an_image_per_face(splits):
 
 
 def test_the_stages_have_disjoint_classes_of_the_training_half(glyphs_root, splits):
-    def names(split, **of):
-        return set(Glyphs(glyphs_root, split, **of).class_names)
+    def names(split, **stages):
+        return set(Glyphs(glyphs_root, split, **stages).class_names)
 
     pretraining = names("train", stage="pretraining")
     drawn = [

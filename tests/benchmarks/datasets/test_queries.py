@@ -40,12 +40,12 @@ def test_queries_with_nothing_to_find_are_those_that_have_no_ranks(name: str) ->
     ranking, labels = RANKINGS[name], torch.randint(0, 15, (N,))
     asked = N if ranking is None else int(ranking.queries.sum())
     others = enumerate(ranked(ranking, labels))
-    found = [i for i, them in others if any(labels[i] == labels[j] for j in them)]
-    assert answerable(labels, ranking).nonzero()[:, 0].tolist() == found
+    expected = [i for i, them in others if any(labels[i] == labels[j] for j in them)]
+    assert answerable(labels, ranking).nonzero()[:, 0].tolist() == expected
     if ranking is not None:  # as folds save it, and as they did when all others were the gallery
         again = Ranking.of_arrays(ranking.arrays())
         assert again is not None and ranked(again, labels) == ranked(ranking, labels)
         older = Ranking.of_arrays({"is_query": ranking.queries})
         assert older is not None and torch.equal(older.gallery, ~ranking.queries)
     _, ranks = rank(torch.randn(N, 3), labels, [1], ranking)
-    assert sorted(ranks.rows.tolist()) == found and len(found) < asked
+    assert sorted(ranks.rows.tolist()) == expected and len(expected) < asked

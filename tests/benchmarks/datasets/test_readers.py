@@ -83,8 +83,8 @@ def test_rows_of_cars(layout, paths, tmp_path):
         (paths[0], "174 Ram C/V Cargo Van Minivan 2012", "test"),
         (paths[1], "098 Maker 099 Sedan 2012", "train"),
     ]
-    found = rows(read(layout, cars.write(tmp_path, layout, few)))
-    assert sorted(found) == sorted(expected)
+    listed = rows(read(layout, cars.write(tmp_path, layout, few)))
+    assert sorted(listed) == sorted(expected)
 
 
 @pytest.mark.parametrize(

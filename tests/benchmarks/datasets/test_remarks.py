@@ -38,25 +38,25 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
 def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     paths = [f"{part}/{name}/{i}.png" for part in ("Train", "val") for name in "abcd" for i in "12"]
     root = write(tmp_path / "r", *paths)
-    found = told(root)
-    assert found["parts"].startswith("Train, val: looks like a part")
-    assert found["same names"].startswith("4 recur, such as Train/a and val/a, ")
+    lines = told(root)
+    assert lines["parts"].startswith("Train, val: looks like a part")
+    assert lines["same names"].startswith("4 recur, such as Train/a and val/a, ")
     listing = folder.read(root, 0.5, "last")
     assert sorted(set(listing.classes)) == [*"abcd"]
     assert len(listing.paths) == 16 and told(root, level="last") == {}
     assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
     write(root, "x/Train/1.png", "x/A/1.png", "test/1.png")
-    found = told(root, level="last")
-    assert found["parts"].startswith("Train, test: ") and "same names" in found
-    assert not [text for text in found.values() if "class_level" in text], "it is set"
+    lines = told(root, level="last")
+    assert lines["parts"].startswith("Train, test: ") and "same names" in lines
+    assert not [text for text in lines.values() if "class_level" in text], "it is set"
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first_name", "second_name"),
     [("x/Apple", "y/apple"), ("ﬁr", "FIR"), ("Apple", "Apple "), ("red apple", "Red_Apple")],
 )
-def test_names_that_recur_are_told(one: str, other: str, tmp_path: Path) -> None:
-    root = write(tmp_path / "r", f"{one}/1.png", f"{other}/2.png", "third/3.png")
+def test_names_that_recur_are_told(first_name: str, second_name: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "r", f"{first_name}/1.png", f"{second_name}/2.png", "third/3.png")
     assert told(root)["same names"].startswith("1 recur, such as ")
 
 
@@ -71,10 +71,10 @@ def test_copies_are_counted(tmp_path: Path) -> None:
     exif[0x0112] = 6
     with Image.open(root / "a/1.png") as image:
         image.transpose(Image.Transpose.ROTATE_90).save(root / "a/2.tif", exif=exif)
-    found = told(root, "a\nb\n")
-    assert found["copies"].startswith("2 images of part train have a copy in it, such as c/2.png")
-    assert found["train and test"].startswith("2 images train and test, such as b/1.png = c/1.png")
-    assert found["two classes"].startswith("2 images are in two classes, such as b/1.png = c/1.png")
+    lines = told(root, "a\nb\n")
+    assert lines["copies"].startswith("2 images of part train have a copy in it, such as c/2.png")
+    assert lines["train and test"].startswith("2 images train and test, such as b/1.png = c/1.png")
+    assert lines["two classes"].startswith("2 images are in two classes, such as b/1.png = c/1.png")
     listing = folder.read(root, tmp_path / "test.txt")
     first, *_ = (
         text
@@ -97,10 +97,10 @@ def test_copies_between_queries_and_gallery_are_counted(tmp_path: Path) -> None:
     gallery = [f"{i}.png,{label},false" for i, label in zip(others, "xxyyy", strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,query", *queries, *gallery]))
     listing = table.read(tmp_path / "t.csv", root, default=None)
-    found = dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
-    assert list(found) == ["copies"]
+    lines = dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
+    assert list(lines) == ["copies"]
     line = "8 images of parts query and gallery have a copy in them, 4 of them queries with a copy in the gallery, "
-    assert found["copies"].startswith(line)
+    assert lines["copies"].startswith(line)
 
 
 def test_files_that_are_no_images_are_counted(tmp_path: Path) -> None:

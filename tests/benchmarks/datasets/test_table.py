@@ -75,10 +75,10 @@ def test_a_table_of_oml(photographs):
     """
     lines = [f"{photographs.absolute()}/{row}" for row in rows("ab", ",train,,,birds")]
     lines += rows("cd", ",validation,True,True,birds")
-    found = read(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
-    assert (found.root, found.upright, found.boxes) == (photographs, True, None)
-    assert found.counts() == {"train": (6, 2), "test": (6, 2)}
-    assert (found.paths[0], found.paths[6], found.classes[0]) == ("a0.png", "c0.png", "a")
+    listing = read(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
+    assert (listing.root, listing.upright, listing.boxes) == (photographs, True, None)
+    assert listing.counts() == {"train": (6, 2), "test": (6, 2)}
+    assert (listing.paths[0], listing.paths[6], listing.classes[0]) == ("a0.png", "c0.png", "a")
     flags = ["1,0,", "1.0,0.0,", "False,True,"] * 2
     lines[6:] = [f"{row},test,{flag}" for row, flag in zip(rows("cd"), flags, strict=True)]
     write(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
@@ -87,8 +87,8 @@ def test_a_table_of_oml(photographs):
     assert test.ranking.queries.tolist() == [True, True, False] * 2
     tested = [f"{row},{i % 3 == 0}" for i, row in enumerate(rows("ab"))]
     for column, other in (("query", "gallery"), ("gallery", "query")):  # one of them suffices
-        found = read(photographs, f"path,label,{column}", *tested, default=None)
-        assert found.parts == [column, other, other] * 2
+        listing = read(photographs, f"path,label,{column}", *tested, default=None)
+        assert listing.parts == [column, other, other] * 2
 
 
 def test_a_table_of_wildlife_datasets(photographs):
@@ -98,10 +98,10 @@ def test_a_table_of_wildlife_datasets(photographs):
     with Image.open(photographs / "a0.png") as image:
         image.save(photographs / "a0.png", exif=exif)
     lines = ['a0.png,a,"[0, 20, 30, 90]"', *(f'{row},"[20.4, 0.0, 19.8, 30]"' for row in rows("b"))]
-    found = read(photographs, "path,identity,bbox", *lines)
-    assert found.boxes == [(0, 20, 30, 110)] + [(20, 0, 40, 30)] * 3
-    assert sorted(set(found.parts)) == ["test", "train"]  # half of the classes
-    seen = [ImageSet(found, "all").image(i) for i in (0, 1)]
+    listing = read(photographs, "path,identity,bbox", *lines)
+    assert listing.boxes == [(0, 20, 30, 110)] + [(20, 0, 40, 30)] * 3
+    assert sorted(set(listing.parts)) == ["test", "train"]  # half of the classes
+    seen = [ImageSet(listing, "all").image(i) for i in (0, 1)]
     assert [image.size for image in seen] == [(30, 20), (20, 30)]  # the rest lies outside
     assert all(np.asarray(image).min() == 255 for image in seen)
 
@@ -111,13 +111,13 @@ def test_boxes_of_oml_are_what_is_seen(photographs, capsys):
     head = f"{SPLIT},x_1,x_2,y_1,y_2"
     whole = read(photographs, head, *rows("ab", ",train,,,,"), *rows("cd", ",test,,,,"))
     lines = [f"{row},{box}" for row in rows("cd", ",test") for box in ("0,20,10,30", "9,20,0,30")]
-    found = read(photographs, head, *rows("ab", ",train,,,,"), *lines)
+    listing = read(photographs, head, *rows("ab", ",train,,,,"), *lines)
     assert whole.boxes is None
-    assert found.boxes == [None] * 6 + [(0, 10, 20, 30), (9, 0, 20, 30)] * 6
-    images = ImageSet(found, "all")
+    assert listing.boxes == [None] * 6 + [(0, 10, 20, 30), (9, 0, 20, 30)] * 6
+    images = ImageSet(listing, "all")
     assert images.image(0).size == (40, 30) and images.image(6).size == (20, 20)
     assert np.asarray(images.image(6)).max() == 40
-    assert whole.fingerprint != found.fingerprint
+    assert whole.fingerprint != listing.fingerprint
     of_whole = ImageSet(whole, "all").digests[6]
     assert of_whole.pixels != images.digests[6].pixels
     assert of_whole.content == images.digests[6].content
@@ -146,10 +146,10 @@ def test_a_parquet_file_says_the_same(photographs, tmp_path, monkeypatch):
 
     assert read_columns().classes == ["1", "1", "01", "01"]
     columns["label"] = [7, 7, 8, 8]
-    found = read_columns()
-    assert found.classes == ["7", "7", "8", "8"]
-    assert found.parts == ["query", "gallery"] * 2
-    assert found.boxes == [(0, 0, 5, 5), None, None, None]
+    listing = read_columns()
+    assert listing.classes == ["7", "7", "8", "8"]
+    assert listing.parts == ["query", "gallery"] * 2
+    assert listing.boxes == [(0, 0, 5, 5), None, None, None]
     columns["label"][2] = None
     with pytest.raises(DatasetError, match=r"x.pq, row 3, column label: expected the name"):
         read_columns()
@@ -165,14 +165,14 @@ def test_a_parquet_file_says_the_same(photographs, tmp_path, monkeypatch):
 def test_a_box_of_a_pixel_is_one_wherever_it_begins(photographs):
     boxes = [[0.5, 1.5, 1, 1], [4.1, 0.3, 1, 1.2], [1.5, 2.5, 2, 1.5]]
     lines = [*(f'a{j}.png,a,"{box}"' for j, box in enumerate(boxes)), *rows("b", ",")]
-    found = read(photographs, "path,label,bbox", *lines).boxes
-    assert found[:3] == [(1, 2, 2, 3), (4, 0, 5, 2), (2, 3, 4, 4)]
+    boxes = read(photographs, "path,label,bbox", *lines).boxes
+    assert boxes[:3] == [(1, 2, 2, 3), (4, 0, 5, 2), (2, 3, 4, 4)]
 
 
 def test_a_blank_behind_a_comma_is_no_part_of_a_cell(photographs):
     lines = ("path, label ,split", "a0.png, a, train", 'a1.png, "a",train', "b0.png,b, test")
-    found = read(photographs, *lines, "b1.png,b,test")
-    assert found.paths[0] == "a0.png" and found.classes == ["a", "a", "b", "b"]
+    listing = read(photographs, *lines, "b1.png,b,test")
+    assert listing.paths[0] == "a0.png" and listing.classes == ["a", "a", "b", "b"]
 
 
 # --------------------------------------------------------------------------------- what is refused
@@ -251,10 +251,10 @@ def test_rows_of_both_sides_stand_beside_rows_of_one(photographs, capsys):
     """Flags of c and d: a query, both, the gallery; b has a query that nothing answers but the other both."""
     tested = [f"{row},test,{flags}" for row, flags in zip(rows("bcd"), FLAGS, strict=True)]
     write(photographs, f"{SPLIT},query,gallery", *rows("a", ",train,,"), *tested)
-    found = table.read(photographs.with_suffix(".csv"), photographs)
+    listing = table.read(photographs.with_suffix(".csv"), photographs)
     both = {"query": (3, 3), "gallery": (2, 2), "test": (4, 3)}
-    assert found.counts() == {"train": (3, 1), **both}
-    ranking = ImageSet(found, "test").ranking
+    assert listing.counts() == {"train": (3, 1), **both}
+    ranking = ImageSet(listing, "test").ranking
     assert ranking.queries.tolist() == [True, True, True, *[True, True, False] * 2]
     assert ranking.gallery.tolist() == [False, True, True, *[False, True, True] * 2]
     assert verify(photographs) == 0
@@ -276,16 +276,16 @@ def test_images_of_a_camera_or_a_sequence_leave_rankings(photographs, capsys, tm
         ({"camera": "shot by"}, 9, "cameras +11 images of 3; 1 of none"),
         ({"sequence": "shot by"}, 9, "sequences +11 images of 3; 1 of none"),
     ):
-        found = table.read(file, photographs, default=None, **setting)
-        images = ImageSet(found, "test")
+        listing = table.read(file, photographs, default=None, **setting)
+        images = ImageSet(listing, "test")
         assert images.ranking.whole_groups == ("sequence" in setting)
         assert count_queries(images.labels, images.ranking) == (12, 12 - answered)
-        assert found.fingerprint != table.read(file, photographs, default=None).fingerprint
+        assert listing.fingerprint != table.read(file, photographs, default=None).fingerprint
         [(name, value)] = setting.items()
         assert verify(photographs, f"--data.{name}={value}", "--data.test_classes=0.5") == 0
         assert re.search(f"\n{told}", capsys.readouterr().out)
     parquet.write_table(pyarrow.csv.read_csv(file), other := tmp_path / "t.pq")
-    assert table.read(other, photographs, default=None, sequence="shot by").groups == found.groups
+    assert table.read(other, photographs, default=None, sequence="shot by").groups == listing.groups
     with pytest.raises(DatasetError, match="expected a column cam, got path, label, shot by; the"):
         read(photographs, "path,label,shot by", *lines, camera="cam")
     with pytest.raises(ConfigError, match=r"data.sequence: data.camera names the groups already"):

@@ -159,8 +159,8 @@ def test_a_batch_on_a_device_has_the_views_of_pillow(augmentation, interpolation
     cuts = [make.draw(size) for size in sizes for _ in range(4)]
     repeated = [image for image in images for _ in range(4)]
     expected = torch.stack([make.cut(*pair) for pair in zip(repeated, cuts, strict=True)])
-    found = make.cut_batch([torch.from_numpy(np.array(image)) for image in repeated], cuts)
-    levels = (found - expected).abs() * torch.tensor(STD).view(3, 1, 1) * 255
+    batch = make.cut_batch([torch.from_numpy(np.array(image)) for image in repeated], cuts)
+    levels = (batch - expected).abs() * torch.tensor(STD).view(3, 1, 1) * 255
     assert levels.max() < 4
     assert levels.mean() < 0.1
     assert any(cut.mirrored for cut in cuts) == (augmentation != "none")
