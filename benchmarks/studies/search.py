@@ -26,11 +26,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -39,7 +35,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from benchmarks.console.writing import replace_file
 from benchmarks.records.files import damage_named
 from benchmarks.records.results import DONE
-from benchmarks.records.run_folder import check_same
+from benchmarks.records.run_folder import RunFolderError, check_same
 from benchmarks.settings.class_paths import resolved
 from benchmarks.settings.command import Command, parse
 from benchmarks.settings.differences import changed, config_changes
@@ -103,12 +99,10 @@ class Search:
 
     def jobs(self, values: Mapping[str, Any], number: int = 0) -> list[Job]:
         """The trainings of a trial with these values, one for each fold."""
-        command, trials = (
-            replace(self.command, experiment=self.changed(values)),
-            self.folder / "trials",
-        )
+        command = replace(self.command, experiment=self.changed(values))
+        trial = self.folder / "trials" / f"{number:04d}"
         return [
-            make_job(command, trials / f"{number:04d}-fold{fold}", {"data.fold": fold})
+            make_job(command, trial.with_name(f"{trial.name}-fold{fold}"), {"data.fold": fold})
             for fold in self.folds
         ]
 
@@ -127,6 +121,11 @@ class Search:
         Path(f"{path}.lock").unlink(missing_ok=True)  # by a killed search: this one owns the folder
         if path.exists():  # a full disk cuts a line off
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        elif (self.folder / "trials").exists():
+            raise RunFolderError(
+                f"{path}: is missing, but {self.folder} has trials, perhaps of an earlier version; restore it, or "
+                "choose another --runs"
+            )
         with damage_named(path, "restore it, or choose another --runs"):
             storage = JournalStorage(JournalFileBackend(str(path)))
             study = optuna.create_study(
@@ -258,15 +257,12 @@ def _distribution(place: str, given: Any) -> Distribution:
                 if all(isinstance(choice, PLAIN) for choice in choices):
                     return CategoricalDistribution(choices)
             case {"low": low, "high": high, **others} if -math.inf < low < high < math.inf:
-                flags: dict[str, Any] = {str(name): flag for name, flag in others.items()}
-                if any(isinstance(end, bool) for end in (low, high)):
-                    raise TypeError
-                if not all(isinstance(flags.get(name, False), bool) for name in ("int", "log")):
-                    raise TypeError
-                if not flags.pop("int", False):
-                    return FloatDistribution(low, high, **flags)
-                if type(low) is type(high) is int:
-                    return IntDistribution(low, high, **flags)
+                flags: Any = others
+                whole, log = flags.pop("int", False), flags.pop("log", False)
+                kinds = {int} if whole is True else {int, float}
+                if {type(low), type(high)} <= kinds and {type(whole), type(log)} == {bool}:
+                    kind = IntDistribution if whole else FloatDistribution
+                    return kind(low, high, log=log, **flags)
     raise ConfigError(
         f"{place}: expected {{low: NUMBER, high: LARGER NUMBER}}, with int: true (of whole numbers) or "
         f"log: true (of numbers above 0) if need be, or {{choices: [two or more different values]}}, got {given!r}"

@@ -146,6 +146,10 @@ def test_what_a_search_is_cannot_change(make_search, space):
     ):
         with pytest.raises(RuntimeError, match=message):
             make_search(**{"space": first.space} | changes).begin()
+    (first.folder / "journal.log").unlink()
+    (first.folder / "trials").mkdir()
+    with pytest.raises(RuntimeError, match=r"journal.log: is missing, but .* has trials"):
+        first.begin()
 
 
 def test_a_trial_has_the_defaults_of_its_classes(make_search, space):
