@@ -72,12 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     search = add("search", help="find settings on validation classes")
     evaluate = add("evaluate", help="train and test all seeds and folds")
     compare = add("compare", help="evaluated methods side by side, and paired by seed")
-    for one, run, kind in ((search, _search, "search"), (evaluate, _evaluate, "fair")):
-        one.set_defaults(run=run, kind=kind)
-        one.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
+    for command, run, kind in ((search, _search, "search"), (evaluate, _evaluate, "fair")):
+        command.set_defaults(run=run, kind=kind)
+        command.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
         files = "a YAML file of settings; repeatable"
-        one.add_argument("--config", type=Path, action="append", default=[], help=files)
-        one.add_argument("--runs", type=Path, help=f"default: runs/{kind}/RECIPE")
+        command.add_argument("--config", type=Path, action="append", default=[], help=files)
+        command.add_argument("--runs", type=Path, help=f"default: runs/{kind}/RECIPE")
 
     ranges = "YAML: {setting: {low, high, log, int} or {choices}}"
     search.add_argument("--space", type=Path, required=True, help=ranges)

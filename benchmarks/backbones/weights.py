@@ -38,10 +38,10 @@ def load_weights(model: Any, path: Path) -> None:
     for checksum in _checksums(path):
         algorithm, _, expected = checksum.partition(":")
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, algorithm).hexdigest()[: len(expected)]
-        if found != expected:
+            digest = hashlib.file_digest(file, algorithm).hexdigest()[: len(expected)]
+        if digest != expected:
             raise ConfigError(
-                f"model.weights: {path}: has the name of a published file, but expected {checksum}, got {found}; "
+                f"model.weights: {path}: has the name of a published file, but expected {checksum}, got {digest}; "
                 "fetch it again, or give other weights another name"
             )
     try:

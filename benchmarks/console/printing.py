@@ -31,7 +31,7 @@ def shortened(text: str) -> str:
 
 def printable(text: str) -> str:
     """The text with escapes such as \\x1b in place of control characters."""
-    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class PrintableError(Exception):

@@ -56,15 +56,15 @@ def config_changes(
     If the class differs, its arguments are not listed.
     """
     old, new = flat(before), flat(now)
-    found = []
+    changes = []
     for key in sorted({*old, *new} - set(ignored)):
         missing = ABSENT if ".init_args." in key else None
         change = Change(key, old.get(key, missing), new.get(key, missing))
         if plain(change.before) != plain(change.now):
-            found.append(change)
-    classes = [change.key for change in found if change.key.endswith(".class_path")]
+            changes.append(change)
+    classes = [change.key for change in changes if change.key.endswith(".class_path")]
     others = tuple(key.removesuffix("class_path") + "init_args." for key in classes)
-    return [change for change in found if not change.key.startswith(others)]
+    return [change for change in changes if not change.key.startswith(others)]
 
 
 def plain(value: Any) -> str:
