@@ -22,10 +22,7 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
-CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
-
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
+CONNECTING = 10  # seconds to wait for the cluster's address
 
 RETRIES = 20  # of a run that was ended from outside, or whose folder a lost node's run still has
 
@@ -57,15 +54,6 @@ def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> in
     if not asked and (stopped or status < 0 or status in again):
         raise EndedFromOutsideError(status)
     return status
-
-
-def check_answers(host: str, port: int) -> None:
-    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
-    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
-        connection.sendall(HELLO)
-        begin = connection.recv(1)
-    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
-        raise OSError("no cluster of Ray answers there")
 
 
 class Task:
@@ -102,7 +90,9 @@ class Cluster(Launcher):
 
     def __enter__(self) -> Self:
         inherited = ("OMP_NUM_THREADS", "ACCELERATE_")
-        variables = {name: of for name, of in os.environ.items() if name.startswith(inherited)}
+        variables = {
+            name: value for name, value in os.environ.items() if name.startswith(inherited)
+        }
         paths = filter(None, [str(RUN.parents[1]), os.environ.get("PYTHONPATH")])
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         if sys.platform == "linux":  # a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
@@ -112,8 +102,8 @@ class Cluster(Launcher):
         about |= {"object_store_memory": 10**8} if self.address == "local" else {}
         host, _, port = self.address.rpartition(":")
         try:
-            if host:
-                check_answers(host, int(port))
+            if host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
             context = ray.init(self.address, runtime_env={"env_vars": variables}, **about)
             self._check_nodes()
             share = {f"num_{kind}s": share for kind, share in self.share.items()}
@@ -150,8 +140,8 @@ class Cluster(Launcher):
             paths = [RUN, Path.cwd(), Path(marker.name)]
             # Sent as it is: the node may not have this module.
             look = ray.remote(num_cpus=0)(lambda: [path for path in paths if not path.exists()])
-            there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-            answers = ray.get([look.options(scheduling_strategy=one).remote() for one in there])
+            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+            answers = ray.get([look.options(scheduling_strategy=p).remote() for p in places])
         for node, lacks in zip(nodes, answers, strict=True):
             if lacks:
                 raise ConfigError(

@@ -4,11 +4,11 @@ import atexit
 import multiprocessing
 import os
 import runpy
-import select
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -125,7 +125,7 @@ def _fork(command: Sequence[str], log: Path) -> Any:
 
 def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
     """Run a Python program in this process, as `start` runs it in a new one."""
-    _end_with_parent()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.setsid()
     with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
         file.write(f"$ {shlex.join(command)}\n".encode())
@@ -146,13 +146,7 @@ def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]
 
 def _end_with_parent() -> None:
     """Get a SIGTERM as soon as the process that asked for this one is gone, however it ended."""
-    import fcntl  # not on Windows, where nothing is forked
-
     parent = multiprocessing.parent_process()
     assert parent is not None
-    pipe = parent.sentinel  # it closes the other end
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGTERM)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # before that
-        sys.exit()
+    parent.join()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
