@@ -1,16 +1,31 @@
 """What only a study of one's own images shows: its network and machine, its classes, and pictures of neighbours."""
 
-from math import ceil
+from collections.abc import Mapping
+from math import ceil, isfinite
 from typing import Any
 
-from benchmarks.building.images import build_datasets
+from accelerate import Accelerator
+
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.transforms import ImageViews
+from benchmarks.evaluation.extract import Extract
+from benchmarks.evaluation.learning_curve import learning_curve
+from benchmarks.evaluation.networks import load_network
+from benchmarks.evaluation.tester import Evaluator
+from benchmarks.records.files import damage_named, read_json, write_json
 from benchmarks.records.results import load_run
 from benchmarks.reporting.figures import THUMBNAIL, differing_neighbours
 from benchmarks.reporting.identification import known_or_unknown
+from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
+from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.study_choice import Choice
-from benchmarks.reporting.study_classes import by_class, confused, stored_by_class
+from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
+from benchmarks.reporting.table import Table
+from benchmarks.reporting.untrained_rows import untrained_row
+from benchmarks.settings.data import num_workers
+from benchmarks.studies.finalists import score_of
+from benchmarks.studies.kept import name_of
 from benchmarks.studies.study import Study
 
 
@@ -23,9 +38,11 @@ def shown(study: Study, choice: Choice) -> dict[str, Any]:
     job, label = tests[0], labels[choice.row]
     about: dict[str, Any] = {
         "known": known_or_unknown(job.record() or {}),
-        "sections": [],
+        "sections": [*_tested(study, labels)],
         "neighbours": "",
     }
+    if (untrained := untrained_row(study.file, study.found())) is not None:
+        about["sections"] += more_photographs(_learning_curve(study, untrained), labels[untrained])
     results = {job.seed: result for job in tests if (result := study.results.of(job))}
     rows = [choice.row]
     if choice.finding is not None:
@@ -60,6 +77,9 @@ def setup(study: Study, row: str) -> list[str]:
         return []
     config, hardware = record["config"], record["hardware"]
     model, pixels = config["model"], record["data"].get("image_size", "")
+    fewer = untrained_row(study.file, study.found())
+    curve = [] if fewer is None else _learning_curve(study, fewer)
+    told = f"{sentence(curve)} " if len(curve) > 1 else ""
     options = ["another trunk (`--model.trunk=NAME`)"]
     if config["data"]["dataset"] != "glyphs":
         options.append("larger images (`--data.image_size=PIXELS` and `--data.resize=PIXELS`)")
@@ -78,6 +98,62 @@ def setup(study: Study, row: str) -> list[str]:
     )
     spent = f"The study took {len(kept)} trainings, {time}, on {machine}."
     return [
-        f"Not tried here: {', '.join(options)}; append them behind `--`, and give another folder as `--runs`.",
+        f"{told}Not tried here: {', '.join(options)}; append them behind `--`, and give another `--runs`.",
         f"Network: {model['trunk']}{pixels and f', images of {pixels} x {pixels} pixels'}, {frozen}. {spent}",
     ]
+
+
+def _learning_curve(study: Study, row: str) -> Curve:
+    """That of an untrained row, measured once; nothing without its run and images, or with cameras or galleries."""
+    job, path = study.tests(row)[0], study.runs / "learning_curve.json"
+    with damage_named(path, "delete it, and it is measured again"):
+        kept = read_json(path) if path.exists() else {}
+    if kept.get("run") == name_of(job):
+        return [(number, right) for number, right in kept["curve"]]
+    data, model = job.experiment.data, job.experiment.model
+    if model.head not in ("pca", "whitened") or not (job.folder / "run.json").exists():
+        return []
+    if data.dataset != "glyphs" and not data.root.is_dir():
+        return []
+    accelerator, network = Accelerator(), load_network(job.folder).network
+    images = show_to(network.trunk, build_datasets(data, seed=job.seed), data)
+    if images.test.ranking is not None:
+        return []
+    batch, workers = job.experiment.evaluation.batch_size, num_workers(data, 1)
+    evaluator = Evaluator(accelerator, network.to(accelerator.device), batch, workers)
+    features = []
+    for part in (images.train, images.test):
+        with (extract := Extract(network)):
+            _, labels, rows = evaluator.embed(part, extract)
+        features.append((rows, labels))
+    whiten = model.head == "whitened"
+    curve = learning_curve(features[0], features[1], model.embedding_size, whiten=whiten)
+    write_json(path, {"run": name_of(job), "curve": curve})
+    return curve
+
+
+def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
+    """Which comparisons validation classes chose for the test, by which rule; nothing if all are tested."""
+    main = [of for of in study.file.comparisons if of.family == "main"]
+    tested = [of for of in study.final.comparisons if of.family == "main"]
+    if len(tested) == len(main):
+        return []
+
+    def score(row: str) -> str:
+        value = score_of(study.file, row, study.tried)
+        return "diverged" if value is None or not isfinite(value) else f"{100 * value:.1f}"
+
+    rows = [
+        [labels[method], score(method), labels[base], score(base), "yes" if of in tested else "no"]
+        for of in main
+        for method, base in [of.rows()]
+    ]
+    metric = f"{metric_name(study.file.choice.metric)} (%)"
+    header = ["method", metric, "beside", f"its {metric}", "tested"]
+    text = (
+        f"{len(main)} comparisons were tuned on validation classes, which are part of the classes to train on. The "
+        f"one with the best network there was tested, with {study.file.seeds.count} seeds. The test classes had no "
+        "part in this choice, so that no other comparison has to be corrected for: the chance of a gain or a harm "
+        "that is none is at most 5 %. Methods that were not tested may help, too."
+    )
+    return [Section("Which methods were tested", text, Table(header, rows))]

@@ -73,6 +73,7 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "Does HORDE help?" in page and "What that looks like" in page
     assert lead[1] in page and "Class by class" in page and "Classes that are confused" in page
     assert "Known or unknown?" in page and "Known or unknown?" in first
+    assert "With 5 photographs per class, the nearest one was right for " in page
     second = done(printed(first, "Fit the recommended method on all classes"), tmp_path)
     export = printed(second, "Export the recommended network")
     assert "finished" in " ".join(export) and "--thresholds" in export
