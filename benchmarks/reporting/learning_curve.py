@@ -1,14 +1,12 @@
 """Would more photographs help? A section of a study's page, with its figure."""
 
 import base64
-import io
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.reporting.curves import COLOURS, DESIGN, INK
+from benchmarks.reporting.curves import COLOURS, design, svg_of
 from benchmarks.reporting.study_classes import Section
 from benchmarks.reporting.table import Table
 
@@ -61,7 +59,7 @@ def _spread(right: Sequence[float]) -> str:
 def figure(curve: Curve) -> bytes:
     """The curve in SVG; the number of photographs doubles from mark to mark."""
     numbers = [number for number, _ in curve]
-    with rc_context(DESIGN):
+    with design():
         drawn = Figure(figsize=(4.6, 2.8), layout="constrained")
         panel = drawn.subplots()
         means = [np.mean(right) for _, right in curve]
@@ -71,8 +69,4 @@ def figure(curve: Curve) -> bytes:
         panel.set_xticks(numbers, [f"{number}" for number in numbers])
         panel.minorticks_off()
         panel.set(xlabel="photographs per class", title="Nearest photograph right, of 100")
-        file = io.BytesIO()
-        drawn.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
-    svg = file.getvalue().decode().replace(INK, "currentColor")
-    style = "<style>svg { color: #1f2328; } @media (prefers-color-scheme: dark) { svg { color: #e6edf3; } }</style>"
-    return svg.replace("<defs>", f"{style}<defs>", 1).encode()
+        return svg_of(drawn, "Nearest photograph right, by photographs per class").encode()

@@ -121,6 +121,8 @@ class Choice:
         finalists: Test only so many main comparisons: those with the best row on validation classes, and of several
             with one base, those with the best method. They alone are corrected for, since no test class chose
             them. Default: all.
+        behind: Leave a row out if one that it takes the settings of is more than so many percentage points behind
+            the best row that takes none. Only with `finalists`. Default: try all.
     """
 
     metric: str = "mean_average_precision_at_r"
@@ -128,6 +130,7 @@ class Choice:
     first: PositiveInt | None = None
     equal_budget: bool = True
     finalists: PositiveInt | None = None
+    behind: Points | None = None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ def _faults(study: StudyFile) -> Iterator[str]:
     """Lines on unknown rows and unfair comparisons; what comes after the first is not sure."""
     if bool(study.seeds.more) != (study.seeds.wider_than is not None):
         yield "seeds: more and wider_than belong together; give both, or neither"
+    if study.choice.behind is not None and study.choice.finalists is None:
+        yield "choice.behind: leaves rows out, so that not all can be tested; give choice.finalists, too"
     if not study.comparisons:
         yield "comparisons: expected at least one"
     above: list[str] = []

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.transforms import ImageViews
-from benchmarks.evaluation.extract import Extract
+from benchmarks.evaluation.closed_form import read_features
 from benchmarks.evaluation.learning_curve import learning_curve
 from benchmarks.evaluation.networks import load_network
 from benchmarks.evaluation.tester import Evaluator
@@ -24,8 +24,7 @@ from benchmarks.reporting.study_classes import Section, by_class, confused, stor
 from benchmarks.reporting.table import Table
 from benchmarks.reporting.untrained_rows import untrained_row
 from benchmarks.settings.data import num_workers
-from benchmarks.studies.finalists import score_of
-from benchmarks.studies.kept import name_of
+from benchmarks.studies.choosing import left_out, score_of
 from benchmarks.studies.study import Study
 
 
@@ -108,7 +107,7 @@ def _learning_curve(study: Study, row: str) -> Curve:
     job, path = study.tests(row)[0], study.runs / "learning_curve.json"
     with damage_named(path, "delete it, and it is measured again"):
         kept = read_json(path) if path.exists() else {}
-    if kept.get("run") == name_of(job):
+    if kept.get("run") == study.results.name(job):
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
     if model.head not in ("pca", "whitened") or not (job.folder / "run.json").exists():
@@ -121,14 +120,11 @@ def _learning_curve(study: Study, row: str) -> Curve:
         return []
     batch, workers = job.experiment.evaluation.batch_size, num_workers(data, 1)
     evaluator = Evaluator(accelerator, network.to(accelerator.device), batch, workers)
-    features = []
-    for part in (images.train, images.test):
-        with (extract := Extract(network)):
-            _, labels, rows = evaluator.embed(part, extract)
-        features.append((rows, labels))
+    read = [read_features(evaluator, part) for part in (images.train, images.test)]
+    train, test = ((part["features"], part["labels"]) for part in read)
     whiten = model.head == "whitened"
-    curve = learning_curve(features[0], features[1], model.embedding_size, whiten=whiten)
-    write_json(path, {"run": name_of(job), "curve": curve})
+    curve = learning_curve(train, test, model.embedding_size, whiten=whiten)
+    write_json(path, {"run": study.results.name(job), "curve": curve})
     return curve
 
 
@@ -141,6 +137,8 @@ def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
 
     def score(row: str) -> str:
         value = score_of(study.file, row, study.tried)
+        if left_out(study.file, row, study.tried):
+            return "not tried"
         return "diverged" if value is None or not isfinite(value) else f"{100 * value:.1f}"
 
     rows = [
@@ -150,10 +148,13 @@ def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
     ]
     metric = f"{metric_name(study.file.choice.metric)} (%)"
     header = ["method", metric, "beside", f"its {metric}", "tested"]
+    limit, behind = study.file.choice.behind, ""
+    if limit is not None:
+        behind = f" Methods on a loss that is more than {limit:g} points behind the best one were not tried."
     text = (
         f"{len(main)} comparisons were tuned on validation classes, which are part of the classes to train on. The "
         f"one with the best network there was tested, with {study.file.seeds.count} seeds. The test classes had no "
         "part in this choice, so that no other comparison has to be corrected for: the chance of a gain or a harm "
-        "that is none is at most 5 %. Methods that were not tested may help, too."
+        f"that is none is at most 5 %.{behind} Methods that were not tested may help, too."
     )
     return [Section("Which methods were tested", text, Table(header, rows))]

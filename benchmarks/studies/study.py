@@ -19,7 +19,7 @@ from benchmarks.settings.command import Command
 from benchmarks.settings.differences import changed, flat
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_files import StudyFile, digest
-from benchmarks.studies.finalists import finalists
+from benchmarks.studies.choosing import finalists, first_bounds, left_out, widened
 from benchmarks.studies.jobs import Job, check_settings, read, seeded
 from benchmarks.studies.kept import Result, Results
 
@@ -105,12 +105,9 @@ class Study:
         or one more on both sides as long as all diverge.
         """
         taken, choose = self._taken(row), self.file.rows[row].choose
-        if taken is None or not choose:
+        if taken is None or not choose or left_out(self.file, row, self.tried) is not False:
             return {}
-        draws, first, bounds = range(self.file.choice.draws), self.file.choice.first, {}
-        for name, of in choose.items():
-            low = max(0, (len(of) - (first or len(of))) // 2)
-            bounds[name] = low, min(len(of), low + (first or len(of)))
+        draws, bounds = range(self.file.choice.draws), first_bounds(choose, self.file.choice.first)
         while True:
             lists = ([(name, v) for v in of[slice(*bounds[name])]] for name, of in choose.items())
             found = {
@@ -119,13 +116,7 @@ class Study:
             }
             if (scored := self._scored(found)) is None:
                 return found
-            leader, before = best(scored), dict(bounds)
-            for name, of in choose.items():
-                low, high = bounds[name]
-                at = None if leader is None else of.index(leader.values[name])
-                lower = low > 0 and at in (None, low)
-                higher = high < len(of) and (at is None or (at == high - 1 and not lower))
-                bounds[name] = low - lower, high + higher
+            before, bounds = bounds, widened(choose, bounds, best(scored))
             if bounds == before:
                 return found
 
@@ -230,7 +221,8 @@ class Study:
         found = self.missing()
         for row in self.rows:
             choose, choice = self.file.rows[row].choose, self.file.choice
-            if choose and self._taken(row) is None:
+            out = left_out(self.file, row, self.tried)
+            if choose and not out and (out is None or self._taken(row) is None):
                 tried = prod(len(values[: choice.first]) for values in choose.values())
                 found += [self.first_job(row, draw) for draw in range(choice.draws)] * tried
             if self.chosen(row) is None and self.file.choice.finalists is None:

@@ -57,6 +57,12 @@ def test_studies_of_the_runner_are_read():
             | {"choice": {"first": 2}},
             "unequal numbers of settings, [2, 3]",
         ),
+        (
+            rows({"choose": {RATE: [1]}}) | {"choice": {"finalists": 1}},
+            "finalists needs a choose: of",
+        ),
+        ({"choice": {"behind": 4}}, "choice.behind: leaves rows out"),
+        (rows({"same_for_all_seeds": True}), "is for rows with --optimization.steps=0"),
         ({"seeds": {"more": 5}}, "seeds: more and wider_than belong together"),
         ({"rows": {"../up": {}}}, "rows: '../up' is a folder's name, too"),
         ({"rows": {"binomial": {"recipe": "glyphs/finetune"}}}, "no recipe 'glyphs/finetune'"),
