@@ -1,5 +1,6 @@
 """What a contributor is told: the worked example passes, and what CI runs is there."""
 
+import ast
 import os
 import re
 import shutil
@@ -12,6 +13,22 @@ import yaml
 
 from tests.documents.test_measured_numbers import exists
 from tests.support.processes import ROOT
+
+LIGHT = {"pml_regularizers", "pytorch_metric_learning", "tests"}
+LIGHT |= {"hypothesis", "numpy", "pytest", "sklearn", "torch", "torchgen", "yaml"}
+"""What `pip install -e '.[dev]'` brings; yaml comes with timm."""
+
+
+def test_the_librarys_tests_need_no_more_than_the_light_install() -> None:
+    files = [*ROOT.glob("tests/library/*.py"), *ROOT.glob("tests/oracles/*.py")]
+    files += [ROOT / "tests" / "conftest.py", *ROOT.glob("tests/support/*.py")]
+    assert len(files) > 50
+    for path in files:
+        for node in ast.parse(path.read_text()).body:  # not what a function imports for a case
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            found = {name.partition(".")[0] for name in names}
+            assert found <= LIGHT | sys.stdlib_module_names, path
 
 
 @pytest.mark.slow

@@ -112,17 +112,17 @@ def test_refuses_to_overwrite_and_to_commit_beside_changes(clone, tmp_path, caps
         page.write("\n\n## EnergyConfusionLoss\nanother\n")
     before = git(tree, "status", "--porcelain")
     for system, more, message in (
-        ("energy_confusion", (), "has another section EnergyConfusionLoss"),
-        ("horde", (), "horde_loss.py: is there with another content"),
-        ("distributed", (), "distributed.py.patch does not apply"),
-        ("variance", ("--branch",), "expected a clean work tree"),
+        ("energy_confusion", (), "EnergyConfusionLoss"),
+        ("horde", (), "horde_loss.py: "),
+        ("distributed", (), "distributed.py.patch"),
+        ("variance", ("--branch",), "clean work tree"),
     ):
         assert upstream.main([str(tree), "--only", system, *more]) == 2
         assert message in capsys.readouterr().err
         assert git(tree, "status", "--porcelain") == before
     shutil.move(tree / ".git", tree.parent)
     assert upstream.main([str(tree), "--only", "variance", "--branch"]) == 2
-    assert "is the folder pml/ of another repository" in capsys.readouterr().err
+    assert "folder pml/" in capsys.readouterr().err
 
 
 @pytest.mark.slow

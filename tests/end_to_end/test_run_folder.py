@@ -111,8 +111,8 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (flip, r"damaged \(its SHA-256 is .*; delete it to continue from step_000000003-"),
-        (empty, "the checkpoint does not fit the network"),
+        (flip, r"damaged .*step_000000003-"),
+        (empty, "does not fit"),
     ],
 )
 def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
@@ -170,9 +170,7 @@ def test_a_full_disk_is_one_line(settings, said, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fails)
         line = said(*settings, "--report=false", f"--output={folder}", status=1)
-    assert line == (
-        f"error: {folder}: No space left on device; repair that, and rerun the same command with --resume"
-    )
+    assert line.startswith(f"error: {folder}: No space left on device")
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "failed"
     assert not list(folder.rglob("*.tmp"))
@@ -189,9 +187,8 @@ def test_an_error_in_a_step_is_one_line_and_its_traceback_is_kept(
     monkeypatch.setattr(Trainer, "_step", fails)
     folder = tmp_path / "run"
     line = said(*settings, "--report=false", f"--output={folder}", status=1)
-    assert line.startswith(
-        f"error: step 1 failed: LookupError: one is too many; {folder}/run.json has"
-    )
+    assert line.startswith("error: step 1 failed: LookupError: one is too many")
+    assert f"{folder}/run.json" in line
     record = json.loads((folder / "run.json").read_text())
     assert record["diverged"] is False and "raise LookupError" in record["traceback"]
 
@@ -248,7 +245,7 @@ def test_a_replaced_image_is_not_trained_on(photographs, said, tmp_path):
     whole = image.read_bytes()
     image.write_bytes(whole[:25] + bytes([whole[25] ^ 1]) + whole[26:])  # of the quantisation
     line = said(*again, status=2)
-    assert line.startswith("error: data.root: an image is not the one")
+    assert line.startswith("error: data.root: ")
     image.write_bytes(whole)
     assert main(again) == 0
 
@@ -256,6 +253,6 @@ def test_a_replaced_image_is_not_trained_on(photographs, said, tmp_path):
 def test_a_folder_with_other_files_is_left_alone(data, said, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     line = said(data, *TINY, f"--output={tmp_path}", status=2)
-    assert "holds files but no run.json" in line
+    assert line.startswith(f"error: output: {tmp_path} ") and "run.json" in line
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

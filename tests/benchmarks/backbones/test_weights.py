@@ -191,9 +191,9 @@ def test_what_is_wrong_with_a_file_of_caffe_is_told(content, message, tmp_path, 
 
 
 def test_a_missing_file_and_an_unknown_suffix_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.pth: cannot be read \(No such file"):
+    with pytest.raises(ConfigError, match=r"none.pth: cannot be read"):
         load_weights(Network(), tmp_path / "none.pth")
-    with pytest.raises(ConfigError, match=r"w.h5: expected .* or \.safetensors, got '\.h5'"):
+    with pytest.raises(ConfigError, match=r"w.h5: expected .*, got '\.h5'"):
         load_weights(Network(), tmp_path / "w.h5")
 
 

@@ -101,5 +101,5 @@ def test_the_rates_are_the_true_ones_and_limits_in_a_larger_gallery():
         assert 0 < told.half_width < limit
         assert 0.7 * limit < called.double().mean() < told.false_positives + told.half_width
         assert told.true_positives < right.double().mean()
-    with pytest.raises(ValueError, match="no threshold is of use: the folder is 1e"):
+    with pytest.raises(ValueError, match="no threshold is of use"):
         judge(found, 1000 * n)

@@ -155,11 +155,11 @@ def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Re
     [
         (
             lambda run: shutil.rmtree(run / "checkpoints"),
-            "is finished and has no checkpoint any more;",
+            "has no checkpoint",
         ),
         (
             lambda run: [path.write_bytes(b"") for path in (run / "checkpoints").iterdir()],
-            "; put it back, or run that training again",
+            "checkpoints",
         ),
         (
             lambda run: change_record(run, files={"config.yaml": "0" * 64}),
@@ -179,14 +179,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(make, expected, run, refused):
 def test_a_trunk_whose_pooling_timm_does_not_share_is_refused(trained, tmp_path, capsys):
     make_run(trained, tmp_path / "run", trunk="mobilenetv3_small_050", trunk_args={})
     assert main([str(tmp_path / "run"), f"--output={tmp_path / 'out'}"]) == 2
-    assert "gives other embeddings, or has no such pooling" in capsys.readouterr().err
+    assert "gives other embeddings" in capsys.readouterr().err
 
 
 def test_an_output_in_use_is_left_alone(tmp_path, refused):
     mine = tmp_path / "out" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    refused(f"--output: {mine.parent} is not an empty folder; choose a new")
+    refused(f"--output: {mine.parent} is not an empty folder")
     refused(f"error: --output: {mine / 'new'}", f"--output={mine / 'new'}")
     assert mine.read_text() == "mine"
 
@@ -197,7 +197,7 @@ def test_files_that_give_other_embeddings_are_not_kept(monkeypatch, refused):
         save_for_hf(model, folder, **options)
 
     monkeypatch.setattr(writing, "save_for_hf", spoiled)
-    refused("run: the embeddings of what was written differ by ")
+    refused("embeddings of what was written differ by ")
 
 
 class Doubled(nn.Module):
@@ -260,7 +260,7 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, cap
     write_json(run / "run.json", mine)
     words = [str(run), f"--output={tmp_path / 'out'}", f"--thresholds={tested}"]
     assert main([str(tested), *words[1:]]) == 2
-    assert "measured its own; leave the option out" in capsys.readouterr().err
+    assert "--thresholds" in capsys.readouterr().err
     # The checkpoint knows its own settings: those of the other run are what differs.
     data, evaluation = config["data"] | {"split": "all"}, config["evaluation"] | {"every": 5}
     info["config"] = config = config | {"data": data, "evaluation": evaluation}
@@ -290,7 +290,7 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, cap
         ({"config": longer}, "differ in optimization.steps; expected"),
         (chosen | {"selection": {"step": 3 * length}}, "differ in optimization.steps; expected"),
         ({"weights": {"file": "other", "sha256": "0"}}, "differ in model.weights; expected"),
-        ({"verification": None}, "measured none; train it with --evaluation.verification=true"),
+        ({"verification": None}, "--evaluation.verification=true"),
     ):
         write_json(tested / "run.json", info | more)
         assert main(words) == 2

@@ -54,9 +54,9 @@ def test_no_way_leads_such_a_number_past_the_reader(argument, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: &a {b: 1}\nc:\n  <<: *a\n  d: 2", "merging by << is not read; write the keys out"),
-        ("a: !!set {b}", "the tag 'tag:yaml.org,2002:set'; leave it out"),
-        ("a: !!timestamp 2024-01-01", "the tag 'tag:yaml.org,2002:timestamp'; leave it out"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  d: 2", "<<"),
+        ("a: !!set {b}", "the tag 'tag:yaml.org,2002:set'"),
+        ("a: !!timestamp 2024-01-01", "the tag 'tag:yaml.org,2002:timestamp'"),
     ],
 )
 def test_what_would_make_another_value_is_refused(text, message):
