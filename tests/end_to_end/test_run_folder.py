@@ -64,7 +64,7 @@ def test_what_a_finished_run_leaves(settings, done, said, capsys):
     assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {"recall_at_1", "mean_average_precision_at_r", "r_precision"} <= {*record["metrics"]}
     assert set(record["files"]) == {
-        *("config.yaml", "retrieval.npz", "records/evaluation.csv", "records/training.csv"),
+        *("config.yaml", "retrieval.npz", "records/evaluation.csv", "records/training.csv")
     }
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
@@ -109,11 +109,7 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "expected"),
-    [
-        (flip, r"damaged .*step_000000003-"),
-        (empty, "does not fit"),
-    ],
+    ("spoil", "expected"), [(flip, r"damaged .*step_000000003-"), (empty, "does not fit")]
 )
 def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     spoil, expected, settings, done, said, tmp_path

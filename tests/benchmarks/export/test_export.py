@@ -153,10 +153,7 @@ def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Re
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (
-            lambda run: shutil.rmtree(run / "checkpoints"),
-            "has no checkpoint",
-        ),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint"),
         (
             lambda run: [path.write_bytes(b"") for path in (run / "checkpoints").iterdir()],
             "checkpoints",
