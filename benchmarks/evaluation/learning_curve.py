@@ -83,4 +83,5 @@ def closed_form(
         whitening = axes / variances.sqrt() @ axes.T
         inside, outputs = inside @ whitening, outputs @ whitening
     components = torch.linalg.eigh(inside.T @ inside).eigenvectors.flip(1)[:, :size]
-    return (outputs @ components).float()
+    rows: Tensor = outputs @ components
+    return rows.float()
