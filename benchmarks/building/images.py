@@ -58,10 +58,8 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         )
         splits = ["test", "validation"] if fair and data.split == "test" else [data.split]
         tested = {split: make(split=split, max_classes=data.max_classes) for split in splits}
-        for use, images in [("train", train), *(("test", images) for images in tested.values())]:
-            _check_classes(data, use, images)
-        for split, images in tested.items():
-            _check_retrieval(data, images, split)
+        for split, images in {"train": train, **tested}.items():
+            _check(data, images, split)
         return Datasets(train, tested[data.split], tested["validation"] if fair else None)
 
 
@@ -77,8 +75,7 @@ def build_tested(data: Data, *, seed: int = 0, default: float | None = None) -> 
     """
     with _settings_named(data):
         images = _splits(data, seed, default)(split=data.split, max_classes=data.max_classes)
-        _check_classes(data, "test", images)
-        _check_retrieval(data, images)
+        _check(data, images, data.split)
         return images
 
 
@@ -156,38 +153,38 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
     return datasets
 
 
-def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
+def _check(data: Data, images: Glyphs | ImageSet, split: str) -> None:
+    """Raise a DatasetError if a split has one class alone, or has nothing to retrieve where it is tested on."""
+    place, ranking = data.table or data.root, images.ranking
     if images.num_classes < 2:
+        use = "train" if split == "train" else "test"
         are = "are of one class" if len(images) else "are missing"
         known = ""
         if isinstance(images, ImageSet):
             known = f"you have {len({*images.listing.classes}):,} classes, and "
         raise DatasetError(
-            f"{data.table or data.root}: {known}all images to {use} on {are}; two or more are needed to test on, "
-            "and for a training as many to train on"
+            f"{place}: {known}all images to {use} on {are}; two or more are needed to test on, and for a training "
+            "as many to train on"
         )
-
-
-def _check_retrieval(data: Data, images: Glyphs | ImageSet, split: str = "test") -> None:
-    """Raise a DatasetError unless some image has another one to retrieve."""
-    ranking = images.ranking
+    if split == "train":
+        return
+    leaving = leaving_text(data.camera, data.sequence)
     if answerable(images.labels, ranking).any():
         if ranking is not None and not ranking.wrong(images.labels)[ranking.queries].any():
             raise DatasetError(
-                f"{data.table}: {leaving_text(data.camera, data.sequence)}, so that no query has one of another "
-                "class in its ranking; take another column"
+                f"{place}: {leaving}, so that no query has one of another class in its ranking; take another column"
             )
         return
-    place, kind = data.table or data.root, "validation" if split == "validation" else "test"
     if ranking is not None and ranking.queries.any():
         told, remedy = "is in the gallery", "give classes both queries and gallery images"
-        if leaving := leaving_text(data.camera, data.sequence):
+        if leaving:
             told = f"has a gallery image left ({leaving})"
             remedy = "take more images, or another column"
         raise DatasetError(
             f"{place}: no query's class {told}, so that none of {int(ranking.queries.sum()):,} queries has "
             f"anything to find; {remedy}"
         )
+    kind = "validation" if split == "validation" else "test"
     raise DatasetError(
         f"{place}: no {kind} class has two images, one to search with and one to find; take more classes or images"
     )

@@ -19,7 +19,7 @@ from benchmarks.records.run_folder import (
     run_identity,
 )
 from benchmarks.records.steps import Row, StepTables
-from benchmarks.records.trackers import Trackers
+from benchmarks.records.trackers import PROJECT, Trackers
 from benchmarks.settings.command import Command
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.yaml_files import dump
@@ -75,9 +75,10 @@ class RunWriter:
     def _open(self) -> bool:
         """True if the folder holds this run, finished; a folder without a run stays as it is until `restore`."""
         if not (self.path / "run.json").exists():
-            left = (".lock", ".tmp")  # by a run that was killed at its start
-            inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
-            if any(path.is_file() for path in inside):
+            left = (".lock", ".tmp")  # by a run that was killed at its start, as a tracker's folder
+            files = (path for path in self.path.rglob("*") if path.is_file())
+            inside = (path for path in files if not path.name.endswith(left))
+            if any(path.relative_to(self.path).parts[0] != PROJECT for path in inside):
                 raise RunFolderError(
                     f"output: {self.path} holds files but no run.json; choose an empty or new folder"
                 )

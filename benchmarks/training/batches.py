@@ -4,7 +4,7 @@ A step's images and the seeds of their augmentation depend on (seed, draw, step)
 state that a checkpoint needs, and data-loader workers may fetch as far ahead as they like.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -68,7 +68,9 @@ class StepSampler(Sampler[list[Key]]):
             )
         # Never 0, which would add nothing to numpy's entropy.
         self._draw = () if data.batch_draw is None else (data.batch_draw,)
-        self._epoch = lru_cache(maxsize=2)(self._begun)
+        # The images drawn of an epoch so far, and the draws to come.
+        self._epoch: Callable[[int], tuple[list[int], Iterator[list[int]]]]
+        self._epoch = lru_cache(maxsize=2)(lambda epoch: ([], self._draws(epoch)))
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
@@ -86,9 +88,6 @@ class StepSampler(Sampler[list[Key]]):
         while len(drawn) < min(stop, self._images_per_epoch):
             drawn += next(draws)
         return drawn[start : min(stop, self._images_per_epoch)]
-
-    def _begun(self, epoch: int) -> tuple[list[int], Iterator[list[int]]]:
-        return [], self._draws(epoch)
 
     def _draws(self, epoch: int) -> Iterator[list[int]]:
         """The draws of an epoch, one after the other: a function of (seed, epoch, draw)."""

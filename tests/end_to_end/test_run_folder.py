@@ -17,6 +17,7 @@ import yaml
 from benchmarks.records.files import write_json
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
+from benchmarks.records.trackers import PROJECT
 from benchmarks.run import main
 from benchmarks.training.loop import Trainer
 from tests.benchmarks.runs import finished, mark_unfinished
@@ -248,7 +249,12 @@ def test_a_replaced_image_is_not_trained_on(photographs, said, tmp_path):
 
 def test_a_folder_with_other_files_is_left_alone(data, said, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / ".lock").touch()
     line = said(data, *TINY, f"--output={tmp_path}", status=2)
     assert line.startswith(f"error: output: {tmp_path} ") and "run.json" in line
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "config.yaml"}
+    (tmp_path / "config.yaml").unlink()
+    (tmp_path / PROJECT).mkdir()
+    (tmp_path / PROJECT / "events.out.tfevents.0").touch()  # of a tracker, before a kill
+    finished([data, *SHORT], tmp_path)
