@@ -202,19 +202,18 @@ def _split(
     order, half = shuffled(names), len(names) // 2
     whole = {"all": order, "test": order[half:]}
     if split in whole:
-        kept = whole[split]
+        kept = {*whole[split]}
     elif stage is not None:
         seen, others = order[:PRETRAINED], order[PRETRAINED:half]
         if stage == "fine_tuning":
             drawn = shuffled(others, salt=f"{seed} {fold} ")
             seen, others = drawn[:FINE_TUNED], drawn[FINE_TUNED:]
-        kept = others if split == "validation" else seen
+        kept = {*(others if split == "validation" else seen)}
     elif split == "train":
-        kept = order[:half]
+        kept = {*order[:half]}
     else:
-        kept = validation_fold(order[:half], fold, folds)[split == "validation"]
-    chosen = {*kept}
-    return [name for name in names if name in chosen]
+        kept = {*validation_fold(order[:half], fold, folds)[split == "validation"]}
+    return [name for name in names if name in kept]
 
 
 Rendered = tuple[list[str], Pixels, str]

@@ -6,7 +6,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
@@ -92,55 +92,58 @@ def _words(folder: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", folder.casefold())
 
 
+class _Image(NamedTuple):
+    path: str
+    group: str
+    label: str
+    part: str
+
+
 def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[Remark]:
     """Images of the same pixels: both train and test, of one use, or of two classes.
 
     A link to an image and a copy of its file have the same pixels, too.
     """
-    places = defaultdict(list)
     groups = listing.groups or [f"{row}" for row in range(len(listing))]
-    columns = pixels, listing.paths, groups, listing.classes, listing.parts
-    for row in zip(*columns, strict=True):
-        places[row[0]].append(row[1:])
-    places.pop(None, None)
-    same = [rows for rows in places.values() if len(rows) > 1]
-    across = [rows for rows in same if len({part == "train" for *_, part in rows}) > 1]
-    if across:
-        count = sum(part == "train" for rows in across for *_, part in rows)
+    listed = map(_Image, listing.paths, groups, listing.classes, listing.parts)
+    alike = defaultdict(list)
+    for digest, image in zip(pixels, listed, strict=True):
+        alike[digest].append(image)
+    alike.pop(None, None)
+    same = [images for images in alike.values() if len(images) > 1]
+    if across := [images for images in same if len({i.part == "train" for i in images}) > 1]:
+        count = sum(image.part == "train" for images in across for image in images)
         yield (
             "train and test",
             f"{count:,} images train and test, such as {_example(across)}; remove one of each",
         )
-    tested = sorted(
-        {*listing.parts} - {"train"}, reverse=True
-    )  # a query may be copied in the gallery
-    for parts in (tested, ["train"]):
-        within = [[row for row in rows if row[-1] in parts] for rows in same]
+    tested = sorted({*listing.parts} - {"train"}, reverse=True)
+    for parts in (tested, ["train"]):  # a query may be copied in the gallery
+        within = [[image for image in images if image.part in parts] for images in same]
         # Copies of one group are not ranked for each other.
-        if copied := [rows for rows in within if len({group for _, group, *_ in rows}) > 1]:
+        if copied := [images for images in within if len({i.group for i in images}) > 1]:
             there = f"part{'s' * (len(parts) > 1)} {' and '.join(parts)}"
-            count, both = sum(map(len, copied)), ""
-            if mixed := [rows for rows in copied if len({part for *_, part in rows}) > 1]:
-                queries = sum(map(_queries_with_copies, mixed))
-                both, copied = f", {queries:,} of them queries with a copy in the gallery", mixed
+            them, queries = "them" if parts[1:] else "it", ""
+            if mixed := [images for images in copied if len({i.part for i in images}) > 1]:
+                number = sum(map(_queries_with_copies, mixed))
+                queries = f", {number:,} of them queries with a copy in the gallery"
             yield (
                 "copies",
-                f"{count:,} images of {there} have a copy in {'them' if parts[1:] else 'it'}{both}, such as "
-                f"{_example(copied)}; a search finds the copy, whatever was learned: remove all except one",
+                f"{sum(map(len, copied)):,} images of {there} have a copy in {them}{queries}, such as "
+                f"{_example(mixed or copied)}; a search finds it, whatever was learned: remove all except one",
             )
-    if unclear := [rows for rows in same if len({name for *_, name, _ in rows}) > 1]:
+    if unclear := [images for images in same if len({i.label for i in images}) > 1]:
         yield (
             "two classes",
             f"{len(unclear):,} images are in two classes, such as {_example(unclear)}; keep the right one",
         )
 
 
-def _queries_with_copies(rows: Sequence[tuple[str, ...]]) -> int:
+def _queries_with_copies(images: Sequence[_Image]) -> int:
     """Queries among copies of one image, of which another is in the gallery."""
-    held = sum(part != "query" for *_, part in rows)
-    return sum(held > (part != "query") for *_, part in rows if part != "gallery")
+    held = sum(image.part != "query" for image in images)
+    return sum(held > (image.part != "query") for image in images if image.part != "gallery")
 
 
-def _example(groups: Sequence[Sequence[tuple[str, ...]]]) -> str:
-    (first, *_), (second, *_) = groups[0][0], groups[0][-1]
-    return f"{first} = {second}"
+def _example(groups: Sequence[Sequence[_Image]]) -> str:
+    return f"{groups[0][0].path} = {groups[0][-1].path}"

@@ -1,6 +1,6 @@
 """A table of one's own: a CSV or Parquet file with a row for each image; docs/datasets.md has the columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.datasets.folder import held_out
@@ -37,21 +37,14 @@ def read(
     """
     if camera is not None and sequence is not None:
         raise ValueError("sequence: data.camera names the groups already; leave one of them out")
-    grouped = camera is not None or sequence is not None
-    rows = [*read_rows(file, camera if sequence is None else sequence)]
+    group = camera if sequence is None else sequence
+    rows = [*read_rows(file, group)]
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
     _check_separators(file, root, rows, paths)
     boxes = [row.box() for row in rows]
-    seen: dict[tuple[str, Box | None], Row] = {}
-    for row, path, box in zip(rows, paths, boxes, strict=True):
-        if (first := seen.setdefault((path, box), row)) is not row:
-            remedy = "; an image that is query and gallery has one row, with true in both columns"
-            raise DatasetError(
-                f"{row.place}: lists {path} as {first.line} does; remove one of them"
-                f"{remedy if {'query', 'gallery'} & {*row.names} else ''}"
-            )
+    _check_repeated(rows, paths, boxes)
     if len(names := sorted(set(classes))) < 2:
         raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
     if "split" in rows[0].names:
@@ -72,37 +65,46 @@ def read(
         held = {*names} if chosen is None else held_out(chosen, names)
         tested = [name in held for name in classes]
     parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]
-    _check_sides(dict(zip(reversed(parts), reversed(rows), strict=True)))
-    shown = boxes if any(boxes) else None
-    lists = (paths, classes, parts)
-    places = [row.place for row in rows]
-    groups = [row.group(place) for place, row in enumerate(rows)] if grouped else None
+    _check_sides(rows, parts)
     return Listing(
-        *("table", root, "table", *lists),
+        *("table", root, "table", paths, classes, parts),
         upright=True,
-        boxes=shown,
-        places=places,
-        groups=groups,
+        boxes=boxes if any(boxes) else None,
+        places=[row.place for row in rows],
+        groups=[row.group(i) for i, row in enumerate(rows)] if group is not None else None,
         whole_groups=sequence is not None,
     )
 
 
+def _check_repeated(rows: Sequence[Row], paths: Sequence[str], boxes: Sequence[Box | None]) -> None:
+    """Refuse an image, or a part of it, that is listed twice."""
+    seen: dict[tuple[str, Box | None], Row] = {}
+    for row, path, box in zip(rows, paths, boxes, strict=True):
+        if (first := seen.setdefault((path, box), row)) is not row:
+            remedy = "; an image that is query and gallery has one row, with true in both columns"
+            raise DatasetError(
+                f"{row.place}: lists {path} as {first.line} does; remove one of them"
+                f"{remedy if {'query', 'gallery'} & {*row.names} else ''}"
+            )
+
+
 def _check_separators(file: Path, root: Path, rows: Sequence[Row], paths: Sequence[str]) -> None:
     """Refuse paths that Windows wrote."""
-    both = zip(rows, paths, strict=True)
-    if missing := [row for row, path in both if "\\" in path and not (root / path).exists()]:
+    pairs = zip(rows, paths, strict=True)
+    if missing := [row for row, path in pairs if "\\" in path and not (root / path).exists()]:
         raise DatasetError(
             f"{file}: {len(missing):,} of {len(rows):,} paths have backslashes, as Windows writes them, such as "
             f"{missing[0].cells['path']} ({missing[0].line}); write / in their place"
         )
 
 
-def _check_sides(first: Mapping[str, Row]) -> None:
-    """Refuse, by the first row of each part, queries without a gallery, and a gallery without queries."""
-    sides = [side for side in ("query", "gallery") if side in first]
-    if len(sides) == 1 and "test" not in first:
+def _check_sides(rows: Sequence[Row], parts: Sequence[str]) -> None:
+    """Refuse queries without a gallery, and a gallery without queries."""
+    sides = {*parts} - {"train"}
+    if sides in ({"query"}, {"gallery"}):
+        [side] = sides
         raise DatasetError(
-            f"{first[sides[0]].place}: is only {sides[0]}, as all test rows are; expected queries and a gallery"
+            f"{rows[parts.index(side)].place}: is only {side}, as all test rows are; expected queries and a gallery"
         )
 
 

@@ -63,12 +63,11 @@ class Row:
             path = path.relative_to(folder) if path.is_relative_to(folder) else path
         if not is_usable(path.as_posix()):
             raise self.wrong("path", f"the path of an image in {root}")
-        self._check_ends("path")
+        self._name("path")
         return path.as_posix()
 
     def label(self) -> str:
-        self._check_ends("label")
-        name = unicodedata.normalize("NFC", self.cells["label"])
+        name = self._name("label")
         if name and name.lower() in EMPTY:  # not one class of all images without one
             raise self.wrong(
                 "label", "a class (rename one of this name, or leave out the rows without)"
@@ -81,14 +80,14 @@ class Row:
 
     def group(self, place: int) -> str:
         """The name of its group; without one, a name of its own."""
-        self._check_ends("group")
-        name = unicodedata.normalize("NFC", self.cells["group"])
+        name = self._name("group")
         return f"\0{place}" if name.lower() in EMPTY else name
 
-    def _check_ends(self, meaning: str) -> None:
-        """Refuse a blank that nobody sees, and that makes another name."""
+    def _name(self, meaning: str) -> str:
+        """A cell's text; a blank at an end is refused, which nobody sees and which makes another name."""
         if self.cells[meaning] != self.cells[meaning].strip():
             raise self.wrong(meaning, "no blank at either end")
+        return unicodedata.normalize("NFC", self.cells[meaning])
 
     def tests(self) -> bool:
         if (split := self.cells["split"]) not in SPLITS:
@@ -97,19 +96,17 @@ class Row:
 
     def part(self) -> str:
         """The part of a row that tests."""
-        flags: dict[str, bool] = {}
-        for side in ("query", "gallery"):
-            if side in self.names:
-                if (text := self.cells[side].lower()) not in FLAGS:
-                    raise self.wrong(side, "true or false in a row that tests")
-                flags[side] = FLAGS[text]
-        if not flags:
-            return "test"
+        flags = {side: self._flag(side) for side in ("query", "gallery") if side in self.names}
         query = flags.get("query", not flags.get("gallery"))
-        gallery = flags.get("gallery", not query)
+        gallery = flags.get("gallery", not query or not flags)  # without columns, all are both
         if not (query or gallery):
             raise self.wrong("gallery", "true, as this test row is no query")
         return "test" if query and gallery else "query" if query else "gallery"
+
+    def _flag(self, side: str) -> bool:
+        if (text := self.cells[side].lower()) not in FLAGS:
+            raise self.wrong(side, "true or false in a row that tests")
+        return FLAGS[text]
 
     def box(self) -> Box | None:
         """Left, top, right and bottom, in whole pixels; None if the cells are empty."""
@@ -121,12 +118,13 @@ class Row:
         try:
             numbers = json.loads(text if sized else f"[{text}]")
             left, top, right, bottom = numbers
-            sides = (right, bottom) if sized else (right - left, bottom - top)
             if sized:
                 right, bottom = left + right, top + bottom
             # Halves go up, so that a side of a pixel stays one.
             box = floor(left + 0.5), floor(top + 0.5), floor(right + 0.5), floor(bottom + 0.5)
-            fits = min(sides) > 1 - 1e-6 and box[0] < box[2] and box[1] < box[3]
+            fits = (
+                min(right - left, bottom - top) > 1 - 1e-6 and box[0] < box[2] and box[1] < box[3]
+            )
             if fits and bool not in map(type, numbers):
                 return box
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -210,16 +208,15 @@ def _names(file: Path, header: Sequence[str], meanings: Meanings) -> dict[str, s
     """The column of each meaning that the table has."""
     names: dict[str, str] = {}
     for meaning, possible in meanings.items():
-        several = [name for name in header if name in possible]
-        if len(several) > 1:
+        given = [name for name in header if name in possible]
+        if len(given) > 1:
             raise DatasetError(
-                f"{file}: has columns {' and '.join(several)}, which mean the same; keep one"
+                f"{file}: has columns {' and '.join(given)}, which mean the same; keep one"
             )
-        if several:
-            names[meaning] = several[0]
-    corners = [name for name in CORNERS if name in names]
-    asked = [name for name in ("group",) if name in meanings]
-    for needed in ("path", "label", *(CORNERS if corners else ()), *asked):
+        if given:
+            names[meaning] = given[0]
+    corners = CORNERS if {*CORNERS} & {*names} else ()
+    for needed in ("path", "label", *corners, *({"group"} & {*meanings})):
         if needed not in names:
             raise DatasetError(
                 f"{file}: expected a column {' or '.join(meanings[needed])}, got {', '.join(header)}; the first "
