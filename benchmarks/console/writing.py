@@ -75,12 +75,13 @@ class OwnedFolder:
             thread_local=False,
             poll_interval=POLL,
             fallback_to_soft=False,  # it would outlive a machine that is lost
+            on_acquired=self._sign,
         )
         for left in reversed(range(TRIES)):
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
-                break
+                return
             except Timeout:
                 raise InUseError(
                     f"{path} is being written by another process ({self._owner()}); wait for it, or choose another "
@@ -89,7 +90,13 @@ class OwnedFolder:
             except (FileExistsError, FileNotFoundError):
                 if not left:
                     raise
-        (path / LOCK).write_text(f"{os.getpid()}")
+
+    def _sign(self, lock: int) -> None:
+        """Write this process's id into the lock; a FileNotFoundError if the folder was moved meanwhile."""
+        if not os.path.samestat(os.fstat(lock), (self.path / LOCK).stat()):
+            raise FileNotFoundError(self.path)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}".encode(), 0)
 
     def _owner(self) -> str:
         with suppress(OSError):

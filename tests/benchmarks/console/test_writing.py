@@ -56,6 +56,22 @@ def test_a_moved_folder_stays_owned(tmp_path):
     OwnedFolder(tmp_path / "b").close()
 
 
+class Late(OwnedFolder):
+    """Its folder is moved between locking and looking."""
+
+    def _sign(self, lock: int) -> None:
+        if not (moved := self.path.with_name("b")).exists():
+            self.path.rename(moved)
+        super()._sign(lock)
+
+
+def test_a_folder_that_was_moved_while_it_was_locked_is_made_again(tmp_path):
+    with Late(tmp_path / "a"):
+        OwnedFolder(tmp_path / "b").close()
+        with pytest.raises(InUseError):
+            OwnedFolder(tmp_path / "a")
+
+
 KILLED = """
 import os, sys, time
 from multiprocessing import get_context
