@@ -62,6 +62,7 @@ class ChunkedBatch:
                 )
         for i in self.places:
             self.given[i] = None
+        self.linked = [x for x in self.model.parameters() if _is_linked(x)]
         self.size = len(self.tensors[0])
         starts = range(0, max(self.size, 1), chunk_size)
         self.chunks = [slice(start, start + chunk_size) for start in starts]
@@ -123,21 +124,37 @@ class ChunkedBatch:
         tensors: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
         *,
+        accumulate: bool,
         compare: bool,
     ) -> list[Tensor | None]:
-        """The second pass, which adds the gradients of the parameters to theirs; returns those of the tensors.
+        """The second pass. Returns the gradients of the tensors.
 
         Args:
             tensors: Those of the call.
             gradients: Those of the outputs.
+            accumulate: Add the gradients of the parameters to theirs; else, return them after those of the tensors.
             compare: Refuse other embeddings than those of the first pass.
         """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "GradientCache: expected a backward pass without create_graph=True, got one with it; call the "
+                "network itself where gradients are differentiated"
+            )
         if self.before != (modes_of(self.model), _weights(self.model)):
             raise RuntimeError(
                 "model: its weights, or which of its modules train, have changed since the call of GradientCache; "
                 "change them after the loss's backward pass"
             )
+        if not accumulate and len(self.linked) < sum(
+            x.requires_grad for x in self.model.parameters()
+        ):
+            raise RuntimeError(
+                "GradientCache: expected backward() without inputs=, and no autograd.grad, where parameters have "
+                "hooks or are sharded; call the network itself for gradients of chosen tensors"
+            )
         leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        inputs = [x for x in (*leaves, *self.linked) if x.requires_grad]
+        totals: dict[Tensor, Tensor] = {}
         state, reached = _generators(self.devices), False
         try:
             for rows, own_state in zip(self.chunks, self.states, strict=True):
@@ -159,9 +176,16 @@ class ChunkedBatch:
                         for output, gradient in zip(outputs, gradients, strict=True)
                         if gradient is not None and output.requires_grad
                     ]
-                    if traced:
-                        torch.autograd.backward([x for x, _ in traced], [x for _, x in traced])
+                    ends, above = [x for x, _ in traced], [x for _, x in traced]
+                    if accumulate and traced:
+                        torch.autograd.backward(ends, above)
                         reached = True
+                    elif traced:
+                        own = torch.autograd.grad(ends, inputs, above, allow_unused=True)
+                        for x, gradient in zip(inputs, own, strict=True):
+                            if gradient is not None:
+                                totals[x] = totals[x] + gradient if x in totals else gradient
+                                reached = True
         finally:
             _set_generators(self.devices, state)
         if not reached:
@@ -169,7 +193,9 @@ class ChunkedBatch:
                 "model: nothing that the loss reads has a gradient in the second pass; is it detached? Leave out "
                 "detach() and no_grad"
             )
-        return [x.grad for x in leaves]
+        return [x.grad if accumulate else totals.get(x) for x in leaves] + [
+            totals.get(x) for x in self.linked
+        ]
 
     def _pass(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that the network returns for some images, and the features of each tap."""
@@ -318,6 +344,17 @@ def _set_generators(devices: Iterable[torch.device], states: Sequence[Tensor]) -
     for device, state in zip(devices, states[1:], strict=True):
         put = torch.get_device_module(device).set_rng_state
         put(state) if device.type == "mps" else put(state, device)
+
+
+def _is_linked(x: nn.Parameter) -> bool:
+    """True if the loss's graph shall lead to a parameter, so that its gradient alone can be asked for.
+
+    Without that, the second pass adds it to `.grad`, and autograd brings nothing: a hook would take that for a
+    gradient.
+    """
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    sharded = type(x) is not nn.Parameter  # by FullyShardedDataParallel
+    return x.requires_grad and not sharded and not any(getattr(x, name, None) for name in hooks)
 
 
 def _is_float(x: Any) -> bool:

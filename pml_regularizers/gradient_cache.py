@@ -48,7 +48,8 @@ class GradientCache:
         MissingFeaturesError: in the call, if the features of a chunk are not known to be those of its embeddings.
         RuntimeError: in the loss's backward pass, if the network, its mode or the images have changed since the
             call, if the second pass gives other embeddings, as with random numbers that are not torch's, and for
-            `create_graph=True` or `inputs=`. For `torch.autograd.grad`, its parameters are not in the graph.
+            `create_graph=True`; if some parameters have hooks, for gradients of chosen tensors, as by
+            `backward(inputs=...)`.
 
     Example:
         >>> import torch
@@ -78,6 +79,7 @@ class GradientCache:
         # Modes of the network's modules, and whether there were several chunks.
         self._checked: set[tuple[Any, bool]] = set()
         self._compared = False
+        self._came = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Embed the batch, and give the losses its features: what the network returns, joined."""
@@ -94,12 +96,25 @@ class GradientCache:
         outputs = batch.outputs
         if batch.trains:
             start = torch.empty(0, requires_grad=True)  # since the images may need no gradient
-            outputs = list(_Chunks.apply(self, batch, start, *batch.tensors))
+            outputs = list(_Chunks.apply(self, batch, start, *batch.tensors, *batch.linked))
         batch.tensors, batch.outputs = [], []  # the latter lead back to the batch
         result, *features = batch.tree(outputs)
         for tap, own in zip(batch.taps, features, strict=True):
             tap.put(own, result)
         return result
+
+    def backward(self) -> None:
+        """Nothing is left to do here: the loss's own backward pass brings the gradients.
+
+        Raises:
+            RuntimeError: if none have come since the last call of this method.
+        """
+        if not self._came:
+            raise RuntimeError(
+                "backward: no gradient has come from a loss; call embeddings = cache(images) and "
+                "loss(embeddings, labels).backward(), which is all that a batch needs"
+            )
+        self._came = False
 
 
 class _Chunks(torch.autograd.Function):
@@ -107,11 +122,13 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, cache: GradientCache, batch: ChunkedBatch, start: Tensor, *tensors: Tensor
+        ctx: Any, cache: GradientCache, batch: ChunkedBatch, start: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.cache, ctx.batch = cache, batch
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)  # and refuses those that are overwritten
+        ctx.save_for_backward(
+            *given[: len(batch.tensors)]
+        )  # and refuses those that are overwritten
         ctx.mark_non_differentiable(*(x for x in batch.outputs if not x.is_floating_point()))
         return tuple(batch.outputs)
 
@@ -119,12 +136,10 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         # A GPU would wait for the comparison: there it is made in the first step.
         compare = not (ctx.batch.devices and ctx.cache._compared)
-        whole = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # that of `start`
-        if torch.is_grad_enabled() or not whole:
-            raise RuntimeError(
-                "GradientCache: expected loss.backward(), with neither inputs= nor create_graph=True; call the "
-                "network itself for gradients of chosen tensors, and of gradients"
-            )
-        own = ctx.batch.backward(ctx.saved_tensors, gradients, compare=compare)
-        ctx.cache._compared = True
+        # Not in torch.autograd.grad, nor in backward(inputs=...): these take the gradients that are returned.
+        accumulate = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # that of `start`
+        own = ctx.batch.backward(
+            ctx.saved_tensors, gradients, accumulate=accumulate, compare=compare
+        )
+        ctx.cache._compared = ctx.cache._came = True
         return None, None, None, *own

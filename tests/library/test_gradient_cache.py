@@ -152,8 +152,12 @@ def test_several_calls_before_one_backward_pass() -> None:
     (net, loss), again = pair, copy.deepcopy(pair)
     cache = GradientCache(again[0], again[1], 5)
     skipped = cache(x)  # a batch whose loss is left out is none of its business
+    with pytest.raises(RuntimeError, match="no gradient has come"):
+        cache.backward()
     expected, value = loss(net(x), net(-x)), again[1](cache(x), cache(-x))
-    expected.backward(), value.backward()
+    expected.backward(), value.backward(), cache.backward()
+    with pytest.raises(RuntimeError, match="no gradient has come"):
+        cache.backward()
     assert_same(measured(value, net=again[0]), measured(expected, net=net))
     again.zero_grad()
     (skipped.sum() + cache(x).sum()).backward()
@@ -225,19 +229,26 @@ def test_images_have_a_gradient_if_they_need_one() -> None:
     assert not GradientCache(net, loss, 5)(x).requires_grad  # as those of the frozen network
 
 
-def test_gradients_of_chosen_tensors_are_refused_and_hooks_see_each_chunk() -> None:
+def test_gradients_of_chosen_tensors() -> None:
     _, x, y = share(None)
-    net, loss = Net().double(), losses.ContrastiveLoss()
+    net = Net().double()
+    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    parameters = [*net.trunk.parameters(), *loss.parameters()]
+    expected = torch.autograd.grad(loss(net(x), y), parameters)
     cache = GradientCache(net, loss, 5)
-    with pytest.raises(RuntimeError, match="not have been used in the graph"):
-        torch.autograd.grad(loss(cache(x), y), [*net.parameters()])
-    with pytest.raises(RuntimeError, match="neither inputs= nor"):
-        loss(cache(x.requires_grad_()), y).backward(inputs=[x])
-    assert all(p.grad is None for p in net.parameters())
-    seen: list[Any] = []
+    value = loss(cache(x), y)
+    torch.testing.assert_close(
+        torch.autograd.grad(value, parameters, retain_graph=True), expected, rtol=1e-9, atol=1e-12
+    )
+    value.backward(inputs=parameters)
+    torch.testing.assert_close([p.grad for p in parameters], [*expected], rtol=1e-9, atol=1e-12)
+    assert all(p.grad is None for p in net.head.parameters())
+    seen: list[Any] = []  # a hook gets gradients only, and there the loss cannot be asked for some
     net.head.fc.weight.register_hook(seen.append)
     loss(cache(x), y).backward()
-    assert len(seen) == 3 and all(isinstance(gradient, Tensor) for gradient in seen)
+    assert seen and all(isinstance(gradient, Tensor) for gradient in seen)
+    with pytest.raises(RuntimeError, match=r"without inputs=, .* have hooks"):
+        torch.autograd.grad(loss(cache(x), y), parameters)
 
 
 # Refusals
@@ -352,7 +363,7 @@ def test_what_the_whole_batch_would_refuse() -> None:
     cache = GradientCache(net, loss, 5)
     with pytest.raises(MissingFeaturesError, match="carry no gradient"):
         loss(cache(x), y).backward()
-    with pytest.raises(RuntimeError, match="nor create_graph=True"):
+    with pytest.raises(RuntimeError, match="create_graph=True, got one"):
         torch.autograd.grad(cache(2 * x.requires_grad_()).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="is it detached"):
         GradientCache(nn.Sequential(net, Mixing(Tensor.detach)), loss, 5)(x).sum().backward()

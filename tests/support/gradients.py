@@ -131,6 +131,8 @@ def measure(
     tuples = mined(embeddings, y) if mined and processes is None else None
     value = called(embeddings, y, tuples)
     value.backward()
+    if cached:
+        embed.backward()
     gradients = {name: parameter.grad for name, parameter in parameters.items()}
     return {"loss": value.detach(), "gradients": gradients}
 
