@@ -32,15 +32,13 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_reading import read_study, study_names
 from benchmarks.studies.jobs import Job, try_out, wait_for
 from benchmarks.studies.launcher_options import add_arguments, make_launcher
+from benchmarks.studies.owner import check_owner, own
 
 if TYPE_CHECKING:
     from benchmarks.studies.study import Study
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 RESULTS = Path(__file__).parents[1] / "results"  # of the pages in docs/
-
-OWNER = "study.txt"
-"""File in the folder of the runs: whose they are."""
 
 
 @signals_handled(leave)  # until there is a run that can save
@@ -95,7 +93,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    _check_owner(runs, options.study)
+    check_owner(runs, options.study)
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     kept = (RESULTS / output.name if published else output).with_suffix(".json")
     results = Results(kept, runs)
@@ -160,7 +158,7 @@ def _draw(
     protocols = os.path.relpath(PROTOCOLS, output.parent)
     page = study_page(*measured, figures=figures, protocols=protocols, **about)
     if runs.is_dir():
-        _own(runs, options.study)
+        own(runs, options.study)
         results.share_plans()  # of a study that older code began, too
     replace_file(output, page.encode())
     for name, content in drawn.items():
@@ -227,25 +225,6 @@ def _finish(options: argparse.Namespace, study: "Study", row: str) -> int:
     return queue.run() or int(job.outcome() != "finished")
 
 
-def _owner(study: str) -> str:
-    """The path of a study's file, which tells it from others of its name; the name of one of the runner's own."""
-    return study if study in study_names() else f"{Path(study).resolve()}"
-
-
-def _check_owner(runs: Path, study: str) -> None:
-    """Raise a ConfigError if the folder is that of another study of this name, whose file is still there."""
-    before = (runs / OWNER).read_text().strip() if (runs / OWNER).is_file() else ""
-    if before and before != _owner(study) and (before in study_names() or Path(before).exists()):
-        raise ConfigError(
-            f"--runs: {runs} holds the runs of {before}, not of {study}; give --runs and --output, or another name"
-        )
-
-
-def _own(runs: Path, study: str) -> None:
-    runs.mkdir(parents=True, exist_ok=True)
-    replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
-
-
 def _train(options: argparse.Namespace, study: "Study", draw: Callable[..., Any]) -> int:
     """Run what is left, the untrained rows first, which make a first page; the exit status."""
     untrained = [row for row in study.rows if row in study.file.untrained()]
@@ -268,8 +247,9 @@ def _work(
 
     launcher = make_launcher(options, study.runs, jobs=2)
     print("Checking all settings ...", flush=True)
+    launcher.prepare()
     try_out(left)
-    _own(study.runs, options.study)
+    own(study.runs, options.study)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
     before = "Measuring the network before any training ..."
     print(before if rows else f"Trainings left: {len(left)}{at_once}.", flush=True)

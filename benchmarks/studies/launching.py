@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ class Launcher(AbstractContextManager["Launcher"]):
     def __exit__(self, *exception: object) -> None:
         pass
 
+    def prepare(self) -> None:
+        """Begin to import what forked runs need, beside whatever is done before the first of them."""
+        if self.fork:
+            _server()
+            forkserver.ensure_running()
+
     def start(self, job: Job) -> None:
         """Start a run, from its last checkpoint."""
         settings = job.log.with_suffix(".yaml")
@@ -114,11 +121,15 @@ class Forked:
                 os.kill(self._pid, signal.SIGTERM)
 
 
-def _fork(command: Sequence[str], log: Path) -> Any:
+def _server() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.studies.forked"])
+    return context
+
+
+def _fork(command: Sequence[str], log: Path) -> Any:
     # The server has the environment of its own start.
-    process = context.Process(target=run_forked, args=(command, log, dict(os.environ)))
+    process = _server().Process(target=run_forked, args=(command, log, dict(os.environ)))
     process.start()
     return process
 

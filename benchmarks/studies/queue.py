@@ -1,6 +1,7 @@
 """Runs a list of jobs, several at once, and goes on when one of them fails."""
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from benchmarks.studies.jobs import IN_USE, Job, wait_for
 from benchmarks.studies.launching import POLL, Launcher
 
 LONGEST = 60  # characters of the names of the runs at work
+
+FORM = "{desc}{percentage:.0f} %|{bar:10}| {n_fmt} of {total_fmt} runs, {elapsed} so far, {remaining} left"
 
 SAVING = 60  # seconds that runs whose launcher is gone may take to save
 
@@ -58,7 +61,7 @@ class Queue:
             self.launcher,
             StopRequest(patient=True) as self.stop,
             # A smoothing of 0 counts all runs so far.
-            progress_bar(total=self._total, unit="run", smoothing=0) as self.bar,
+            progress_bar(total=self._total, smoothing=0, bar_format=FORM) as self.bar,
         ):
             try:
                 self._start()
@@ -129,6 +132,8 @@ class Queue:
             with self._others_go_on(job):
                 self._look_back(job, code)
         if not ended:
+            if sys.stderr is not None and sys.stderr.isatty():
+                self.bar.refresh()  # the time goes on
             time.sleep(POLL)
 
     def _look_back(self, job: Job, code: int) -> None:
