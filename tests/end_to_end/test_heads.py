@@ -42,9 +42,19 @@ def reduced(seen: torch.Tensor, new: torch.Tensor) -> np.ndarray:
     return PCA(SIZE, svd_solver="full").fit(seen.double()).transform(new.double())
 
 
-def test_a_run_starts_from_the_untrained_trunk(short, tmp_path):
+def test_a_run_starts_from_the_untrained_trunk(short, tmp_path, monkeypatch):
     run = [*short, *FROZEN_STATISTICS, "--model.head=pca"]
-    record = finished(run, tmp_path / "run")
+    passes, embed = [], tester.Evaluator.embed
+
+    def counted(evaluator: Any, images: Any, *more: Any) -> Any:
+        passes.append(len(images))
+        return embed(evaluator, images, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tester.Evaluator, "embed", counted)
+        record = finished(run, tmp_path / "run")
+    sizes = [record["data"][f"{part}_images"] for part in ("train", "test", "test")]
+    assert passes == sizes, "head and outputs share one pass over the training images"
     model, images = rebuilt(tmp_path / "run")
     seen, new = (pooled(model.eval(), part) for part in (images.train, images.test))
     outputs = record["outputs"]
