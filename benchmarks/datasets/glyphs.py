@@ -251,8 +251,7 @@ def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:
     """Find the classes and draw them; return the code points and the images (classes, faces, size, size)."""
     code_points = _distinct_characters(fonts)
     images = np.zeros((len(code_points), len(fonts), size, size), dtype=np.uint8)
-    bar = progress_bar(fonts, desc="Rendering glyphs", unit="face", delay=1)
-    for face, font in enumerate(bar):
+    for face, font in enumerate(progress_bar(fonts, desc="Rendering glyphs", unit="face", delay=1)):
         for row, code_point in enumerate(code_points):
             ink = _drawn(font, chr(code_point), EM * size)
             if (extent := max(ink.shape)) > LONGEST_SIDE * size:
