@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     from benchmarks.reporting.comparison import compare
-    from benchmarks.reporting.figures import write_html
+    from benchmarks.reporting.report import write_html
 
     # Not beside the run folders: the next `runs/*` would match it, too.
     name = "report.html" if len(options.folders) == 1 else "comparison.html"

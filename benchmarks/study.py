@@ -126,11 +126,8 @@ def _draw(
     options: argparse.Namespace, study: "Study", output: Path, command: Callable[..., str]
 ) -> dict[str, str]:
     """Write the page and print its answer; the commands to go on with, by what they do."""
-    from benchmarks.reporting.forest import study_figures
-    from benchmarks.reporting.study_advice import advice
     from benchmarks.reporting.study_choice import choose
-    from benchmarks.reporting.study_html import study_html
-    from benchmarks.reporting.study_page import study_page
+    from benchmarks.reporting.study_page import Own, study_files
     from benchmarks.reporting.untrained_rows import untrained_row
     from benchmarks.studies.auditing import judged, registration
     from benchmarks.studies.showing import setup, shown
@@ -141,38 +138,29 @@ def _draw(
         return {}
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     choice = choose(file, findings, found)
-    drawn = study_figures(file, findings, found)
-    figures = {name: f"{output.stem}{name}.svg" for name in drawn}
-    measured = (file, findings, found)
-    about: dict[str, Any] = {
-        "tried": {row: study.tried(row) for row in study.rows},
-        "registration": registration(study, found),
-        # A published page names no folder of the machine that drew it.
-        "command": None if published else command(),
-    }
-    neighbours, labels = "", study.labels()
+    steps = _next_steps(study, options, choice.row, command)
+    mine = None
     if not published:
-        about |= shown(study, choice)
-        neighbours = about.pop("neighbours")
-        about["told"] = advice(*measured, labels, setup(study, choice.row))
-    protocols = os.path.relpath(PROTOCOLS, output.parent)
-    page = study_page(*measured, figures=figures, protocols=protocols, **about)
+        mine = Own(study.labels(), setup(study, choice.row), steps, **shown(study, choice))
+    told, files = study_files(
+        *(output.stem, file, findings, found),
+        tried={row: study.tried(row) for row in study.rows},
+        registration=registration(study, found),
+        protocols=os.path.relpath(PROTOCOLS, output.parent),
+        # A published page names no folder of the machine that drew it.
+        command=None if published else command(),
+        own=mine,
+    )
     if runs.is_dir():
         own(runs, options.study)
         results.share_plans()  # of a study that older code began, too
-    replace_file(output, page.encode())
-    for name, content in drawn.items():
-        replace_file(output.with_name(figures[name]), content)
-    steps = _next_steps(study, options, choice.row, command)
-    if published:
-        print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
+    for name, content in files.items():
+        replace_file(output.with_name(name), content)
+    print("\n".join([*told, *(mine.known if mine else ())]).replace("`", "").replace("**", ""))
+    if mine:
+        print(f"\nPage: {output.with_suffix('.html')}\nIn Markdown: {output}")
     else:
-        answer = output.with_suffix(".html")
-        about |= {"labels": labels, "steps": steps, "neighbours": neighbours}
-        html = study_html(*measured, figures=drawn, **about)
-        replace_file(answer, html.encode())
-        print("\n".join([*about["told"], *about["known"]]).replace("`", ""))
-        print(f"\nPage: {answer}\nIn Markdown: {output}")
+        print(f"\nPage: {output}")
     return steps
 
 

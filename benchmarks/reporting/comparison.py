@@ -59,19 +59,19 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     untrained: Rows = {}  # of the baseline
     for label, group in groups.items():
         lost = [run.seed for run in group.diverged]
-        for output, found in group.outputs.items():
+        for output, seeds in group.outputs.items():
             name = row_name(label, output, group.first["config"])
             if output.startswith(UNTRAINED):
-                untrained |= {name: found} if label == baseline else {}
+                untrained |= {name: seeds} if label == baseline else {}
             elif output != "parts":  # galleries of a part of the images: not comparable
-                add(name, found, count_of_seeds(len(found), lost), label)
-    sizes, result = {len(found) for found in rows.values()}, _result(rows, baseline, groups)
+                add(name, seeds, count_of_seeds(len(seeds), lost), label)
+    sizes, result = {len(seeds) for seeds in rows.values()}, _result(rows, baseline, groups)
     starts = {run.seed: run.info.get(START) for run in groups[baseline].runs}
     start = {seed: metrics for seed, metrics in starts.items() if metrics}
     if start:
         untrained[row_name(baseline, START)] = start
-    for name, found in untrained.items():
-        add(name, found, f"{len(found)}")
+    for name, seeds in untrained.items():
+        add(name, seeds, f"{len(seeds)}")
     told = {
         "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
         "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
@@ -167,11 +167,11 @@ def _result(rows: Rows, baseline: str, groups: Mapping[str, Group]) -> str:
     for label, seeds in rows.items():
         values = differences(seeds, reference, key)
         if label != baseline and values:
-            found = estimate(values)
-            clear = found.half_width is not None and abs(found.mean) > found.half_width
-            verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
+            gain = estimate(values)
+            clear = gain.half_width is not None and abs(gain.mean) > gain.half_width
+            verdict = ("higher" if gain.mean > 0 else "lower") if clear else "undecided"
             pairs = "one seed" if len(values) == 1 else f"{len(values)} pairs of seeds"
-            said.append(f"{found.percent('+')} points for {label} ({pairs}: {verdict})")
+            said.append(f"{gain.percent('+')} points for {label} ({pairs}: {verdict})")
     if groups[baseline].first["data"]["split"] == "all":
         name += " on the classes of the training"
     result = f"{name} of {baseline}: {percent(values_of(reference, key))} %"
@@ -190,7 +190,7 @@ def _heading(groups: Mapping[str, Group]) -> str:
     split = data["split"]
     classes = "the classes of the training" if split == "all" else f"unseen {split} classes"
     if (known := data.get("known_classes")) is not None:
-        classes = f"test classes, {known:,} of them trained on by other photographs,"
+        classes = f"test classes, {known:,} of them trained on by other images,"
     return f"{data['name']}: {classes} ({tested_text(data)}) after {' or '.join(steps)} steps"
 
 

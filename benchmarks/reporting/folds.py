@@ -79,7 +79,7 @@ def read_method(folder: Path) -> Method:
         value = float(np.mean([selection["value"] for selection in selections]))
         numbers["validation"][seed] = {selections[0]["metric"]: value}
         metrics, together = [run.info["metrics"] for run in models], _ensemble(models)
-        single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
+        single = {key: float(np.mean([model[key] for model in metrics])) for key in metrics[0]}
         numbers["single"][seed] = single
         numbers["ensemble"][seed] = {key: together[key] for key in single}
     if not numbers["single"]:

@@ -151,14 +151,14 @@ def study_figures(
     Args:
         right: What a difference right of 0 means.
     """
-    judged = [finding for finding in findings if finding.comparison.family != CONTROL]
-    main = [finding for finding in judged if finding.comparison.family == MAIN]
-    others = [finding for finding in judged if finding not in main]
+    main = [finding for finding in findings if finding.comparison.family == MAIN]
+    others = [f for f in findings if f.comparison.family not in (MAIN, CONTROL)]
+    judged = [*main, *others]
     panels = {"_curves": RECALLS, "_cosines": COSINES, "_ranks": RANKS}
     drawn = {
         "": forest(study, main, right),
         "_mechanisms": forest(study, others, right),
-        **{name: curves(study, [*main, *others], results, of) for name, of in panels.items()},
+        **{name: curves(study, judged, results, shown) for name, shown in panels.items()},
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
@@ -205,5 +205,7 @@ def curves(
     rows = [row for row in kept if kept[row]][: len(COLOURS)]
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
-    labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
+    labels = {
+        row: f"{label}, {row}" if every.count(label) > 1 else label for row, label in labels.items()
+    }
     return curves_svg({labels[row]: kept[row] for row in rows}, panels, singles=False).encode()

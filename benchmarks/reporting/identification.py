@@ -12,9 +12,10 @@ from typing import Any
 from benchmarks.reporting.paired import Estimate, percent
 from benchmarks.reporting.rows import Group
 from benchmarks.reporting.table import Table
+from benchmarks.reporting.verification import share
 
 USUAL = 0.01  # false positives, if that many or fewer can be had
-USEFUL = 0.1  # known photographs named rightly, at least, for a threshold that is of use
+USEFUL = 0.1  # known images named rightly, at least, for a threshold that is of use
 REPORTED = (0.1, 0.01, 0.001)
 
 
@@ -68,10 +69,10 @@ class Judge:
         width = "" if self.true_half_width is None else f" (± {ceil(100 * self.true_half_width)})"
         called = f"{most}{wrong}{interval} {'is' if wrong == 1 else 'are'} called known"
         told = (
-            f"Of {base:,} unknown photographs, {called} and {least}{int(base * self.rejected):,} unknown. "
+            f"Of {base:,} unknown images, {called} and {least}{int(base * self.rejected):,} unknown. "
             f"Of 100 known ones, {least}{int(100 * self.true_positives)}{width} are named rightly, "
             f"{most}{ceil(100 * self.misnamed - 1e-9)} wrongly, and at most {ceil(100 * self.missed - 1e-9)} are "
-            f"called unknown. Measured on {found['unknown_queries']:,} photographs of "
+            f"called unknown. Measured on {found['unknown_queries']:,} images of "
             f"{found['unknown_classes']:,} classes, each compared with {found['compared']:,} of other classes; "
         )
         counts = found["known_queries"], found["known_classes"]
@@ -84,7 +85,7 @@ class Judge:
             told += f" The searched folder has {self.times:.2g} times as many, so that the numbers are limits."
         if here is not None and here < own:
             told += (
-                f" It has about {here:,} image{'s' * (here != 1)} of a class, so that fewer known photographs are "
+                f" It has about {here:,} image{'s' * (here != 1)} of a class, so that fewer known images are "
                 "named, and more are called unknown."
             )
         return told
@@ -113,13 +114,13 @@ def judge(
     for row in sorted(rows, key=lambda row: -row["false_positives"]):
         share, width = row["false_positives"], row["false_positives_half_width"]
         known, below = row["threshold"], unknown["threshold"]
-        if below is None:  # too few known photographs to tell
+        if below is None:  # too few known images to tell
             below, rejected = -inf, 0.0
         elif below < known:
             rejected = unknown["rejected"]
         else:
             below, rejected = known, 1 - share
-        one = Judge(
+        judge = Judge(
             known=known,
             unknown=below,
             false_positives=min(1.0, times * share),
@@ -133,14 +134,14 @@ def judge(
             own_images=own_images,
             found=found,
         )
-        judges.append(one)
-    useful = [one for one in judges if one.true_positives >= max(USEFUL, one.false_positives)]
+        judges.append(judge)
+    useful = [j for j in judges if j.true_positives >= max(USEFUL, j.false_positives)]
     if not useful:
         raise ValueError(_of_no_use(found, judges, times))
     asked = USUAL if rate is None else rate
-    best = next((one for one in useful if one.false_positives <= asked * (1 + 1e-9)), None)
+    best = next((j for j in useful if j.false_positives <= asked * (1 + 1e-9)), None)
     if best is None and rate is not None:
-        shares = ", ".join(f"{one.false_positives:.3g}" for one in useful)
+        shares = ", ".join(f"{judge.false_positives:.3g}" for judge in useful)
         raise ValueError(f"expected one of the rates that are of use here, {shares}, got {rate:g}")
     return best or useful[-1]
 
@@ -148,23 +149,25 @@ def judge(
 def _of_no_use(found: Mapping[str, Any], judges: Sequence[Judge], times: float) -> str:
     queries, needed = found["unknown_queries"], [row.get("needs", 0) for row in found["rates"]]
     if min(needed) > queries:
-        return f"the test has {queries:,} photographs, and a threshold needs {min(needed):,}; test on more"
+        return (
+            f"the test has {queries:,} images, and a threshold needs {min(needed):,}; test on more"
+        )
     if not judges:
-        return "no threshold is of use: photographs of other classes are as near as copies"
+        return "no threshold is of use: images of other classes are as near as copies"
     if times > 1:
         return (
             f"no threshold is of use: the folder is {times:.2g} times as large as the tested gallery of "
             f"{found['compared']:,} images; test on more"
         )
-    best = max(judges, key=lambda one: one.true_positives - one.false_positives)
+    best = max(judges, key=lambda judge: judge.true_positives - judge.false_positives)
     return (
-        f"no threshold is of use: where {100 * best.false_positives:.3g} of 100 unknown photographs are called "
+        f"no threshold is of use: where {100 * best.false_positives:.3g} of 100 unknown images are called "
         f"known, only {100 * best.true_positives:.3g} of 100 known ones are named rightly"
     )
 
 
 def known_or_unknown(info: Mapping[str, Any]) -> list[str]:
-    """How well a record's run tells known from unknown photographs, in a sentence; none if it was not tested."""
+    """How well a record's run tells known from unknown images, in a sentence; none if it was not tested."""
     if (found := info.get("identification")) is None:
         return []
     try:
@@ -193,9 +196,9 @@ def identified(groups: Mapping[str, Group]) -> list[str | Table]:
         if of_seeds:
             cells = [percent([share for share in row if share is not None]) for row in shares]
             rows.append([label, *cells])
-    names = [f"known ones named rightly at {_share(rate)} FPIR (%)" for rate in REPORTED]
+    names = [f"known ones named rightly at {share(rate)} FPIR (%)" for rate in REPORTED]
     told = (
-        "Is a photograph of a known class, and of which? Told by its nearest image, if so many unknown ones may be "
+        "Is an image of a known class, and of which? Told by its nearest image, if so many unknown ones may be "
         "called known (FPIR):"
     )
     return [told, Table(["method", *names], rows)]
@@ -218,24 +221,20 @@ def _row(found: Mapping[str, Any], rate: float) -> Mapping[str, Any]:
     return next(row for row in found["rates"] if row["false_positives"] == rate)
 
 
-def _share(rate: float) -> str:
-    return f"{100 * rate:.6g} %"
-
-
 def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
     rows, notes = [], list[str]()
     for row in (_row(found, rate) for rate in REPORTED):
-        share, cells = _share(row["false_positives"]), ["–", "–"]
+        rate, cells = share(row["false_positives"]), ["–", "–"]
         if row["threshold"] is not None:
             cells[0] = f"{row['threshold']:.3f}"
         if row["true_positives"] is not None:
             cells[1] = Estimate(row["true_positives"], row["true_positives_half_width"]).percent()
         if row["false_positives_half_width"] is not None:
-            share += f" ± {100 * row['false_positives_half_width']:.2f}"
-        rows.append([share, *cells])
+            rate += f" ± {100 * row['false_positives_half_width']:.2f}"
+        rows.append([rate, *cells])
         if "needs" in row:
             notes.append(
-                f"For {share}, the test has {found['unknown_queries']:,} photographs, and needs {row['needs']:,}."
+                f"For {rate}, the test has {found['unknown_queries']:,} images, and needs {row['needs']:,}."
             )
     header = [
         "unknown ones called known (FPIR)",
@@ -243,7 +242,7 @@ def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
         "known ones named rightly (TPIR, %)",
     ]
     told = (
-        f"A search compares a photograph with all of a folder. Here with {found['gallery_images']:,} images of "
+        f"A search compares an image with all of a folder. Here with {found['gallery_images']:,} images of "
         f"{found['gallery_classes']:,} classes, {found['own_images']:,} of its own class if it is known:"
     )
     return [told, Table(header, rows), *notes]

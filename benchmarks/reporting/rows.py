@@ -66,7 +66,7 @@ def differing_settings(first: Run, run: Run) -> list[str]:
     """The settings in which two runs differ and that change the result, except seed and fold."""
     before, now = first.info["config"], run.info["config"]
     changes = [change for change in changes_of_methods(before, now) if not _same_classes(change)]
-    old, new = (one.info.get("weights") or {} for one in (first, run))
+    old, new = (other.info.get("weights") or {} for other in (first, run))
     places = {flat(config).get("model.weights") for config in (before, now)}
     # Seeds and folds take turns with the files of a folder.
     in_turn = len(places) == 1 and old and new and old.get("file") != new.get("file")
@@ -86,7 +86,7 @@ OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a meth
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
     """Raise a ValueError unless both were tested on the same data, by the same metrics."""
-    both = all(one.info["data"].get("content") for one in (first, run))  # not of older code
+    both = all(other.info["data"].get("content") for other in (first, run))  # not of older code
     for key in [*keys, *(["content"] if both else [])]:
         expected, got = first.info["data"].get(key), run.info["data"].get(key)
         if got != expected:
@@ -94,8 +94,8 @@ def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
                 f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "
                 "only runs tested on the same data can be compared"
             )
-    measured, expected = (one.info["metrics"].keys() - OF_A_METHOD for one in (run, first))
-    if measured != expected and not any(has_diverged(one.info) for one in (run, first)):
+    measured, expected = (other.info["metrics"].keys() - OF_A_METHOD for other in (run, first))
+    if measured != expected and not any(has_diverged(other.info) for other in (run, first)):
         raise ValueError(
             f"{run.folder}: measured {sorted(measured)}, but {first.folder} {sorted(expected)}; test both with the "
             "same evaluation settings"

@@ -2,18 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.console.printing import printable
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
-from benchmarks.records.files import damage_named
 from benchmarks.records.results import Run
-from benchmarks.reporting.figures import shown_neighbours
-from benchmarks.reporting.table import Table
+from benchmarks.reporting.neighbours import pictures, saved_by
+from benchmarks.reporting.table import Table, plain
 from benchmarks.reporting.verdicts import Result
 
 MOST = 50  # classes in the table
@@ -22,12 +19,13 @@ PAIRS, PICTURED, EACH = 10, 4, 2  # pairs of classes, those with pictures, and q
 
 
 class Section(NamedTuple):
-    """A part of a page that is folded where the format can."""
+    """A part of a page on one's own images."""
 
     title: str
     text: str
     table: Table
-    pictures: str = ""  # in HTML
+    pictures: str = ""  # in HTML, which alone shows them
+    folded: bool = True  # behind the answer, where HTML folds it
 
 
 def stored_by_class(runs: Mapping[int, Result]) -> list[Mapping[str, Sequence[int]]]:
@@ -52,7 +50,7 @@ def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> li
     order = sorted(np.flatnonzero(queries).tolist(), key=lambda k: (right[k], precision[k]))
     rows = [
         [
-            printable(names[k]),
+            plain(names[k]),
             f"{queries[k]:.0f}",
             f"{right[k] / 100:.1f}",
             f"{precision[k] / 100:.1f}",
@@ -67,9 +65,8 @@ def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> li
 
 def confused(run: Run, dataset: Glyphs | ImageSet, label: str) -> list[Section]:
     """The pairs of classes of which one was most often nearest to the other; nothing if there are none."""
-    labels, names = dataset.labels.numpy(), [*map(printable, dataset.class_names)]
-    with damage_named(path := run.file("neighbours.npz")), np.load(path) as arrays:
-        queries, near = arrays["queries"], arrays["neighbours"]
+    labels, names = dataset.labels.numpy(), [*map(plain, dataset.class_names)]
+    queries, near, _ = saved = saved_by(run)
     own, nearest = labels[queries], labels[near[:, 0]]
     wrong = own != nearest
     counts = Counter(zip(own[wrong].tolist(), nearest[wrong].tolist(), strict=True))
@@ -78,27 +75,21 @@ def confused(run: Run, dataset: Glyphs | ImageSet, label: str) -> list[Section]:
         pairs[min(a, b), max(a, b)] += count
     if not pairs:
         return []
-    rows = []
-    pictures: dict[str, list[tuple[int, NDArray[Any]]]] = {}
+    rows, pictured = [], dict[str, list[int]]()
     for (a, b), count in pairs.most_common(PAIRS):
         if counts[a, b] < counts[b, a]:
             a, b = b, a
-        asked = np.isin(own, (a, b)).sum()
-        rows.append(
-            [names[a], names[b], f"{count} of {asked}", f"{counts[a, b]}", f"{counts[b, a]}"]
-        )
-        of_pair = np.flatnonzero(wrong & np.isin(own, (a, b)) & np.isin(nearest, (a, b)))
-        if len(pictures) < PICTURED:
-            title = f"{names[a]} and {names[b]}"
-            pictures[title] = [(queries[q], near[q]) for q in of_pair[:EACH]]
+        both = np.isin(own, (a, b))
+        cells = f"{count} of {both.sum()}", f"{counts[a, b]}", f"{counts[b, a]}"
+        rows.append([names[a], names[b], *cells])
+        if len(pictured) < PICTURED:
+            mixed = np.flatnonzero(wrong & both & np.isin(nearest, (a, b)))
+            title = f"{dataset.class_names[a]} and {dataset.class_names[b]}"
+            pictured[title] = mixed[:EACH].tolist()
     header = ["class", "and class", "confused", "first for second", "second for first"]
     text = (
-        f"With {label}, first training: for {wrong.sum()} of {len(queries)} queries, the nearest photograph is of "
+        f"With {label}, first training: for {wrong.sum()} of {len(queries)} queries, the nearest image is of "
         "another class. The pairs of classes that were confused most often:"
     )
-    table = Table(header, rows, names=2)
-    return [
-        Section(
-            "Classes that are confused", text, table, shown_neighbours(dataset, label, pictures)
-        )
-    ]
+    shown = pictures(dataset, {label: saved}, pictured)
+    return [Section("Classes that are confused", text, Table(header, rows, names=2), shown)]

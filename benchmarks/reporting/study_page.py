@@ -1,300 +1,106 @@
 """The page of a study: the answer, the verdicts with their intervals, and what is behind them."""
 
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import attrgetter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks.reporting.names import UNTRAINED, metric_name, row_name
-from benchmarks.reporting.paired import Paired, estimate
-from benchmarks.reporting.study_answer import answer, asked, cost, has_papers
+from benchmarks.reporting.forest import forest, study_figures
+from benchmarks.reporting.names import row_name
+from benchmarks.reporting.pages import to_html
+from benchmarks.reporting.study_advice import advice
+from benchmarks.reporting.study_answer import answer
+from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_classes import Section
-from benchmarks.reporting.table import Table, count_of_seeds, named
+from benchmarks.reporting.study_tables import Tried, study_tables
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.untrained_rows import beyond_untrained
-from benchmarks.reporting.verdicts import (
-    MAIN,
-    PAPERS,
-    SEEDS_ALONE,
-    Finding,
-    Results,
-    Word,
-    by_method,
-    has_diverged,
-    name_of_claim,
-    outputs_of,
-    pooled,
-)
-from benchmarks.settings.study_files import CONTROL, StudyFile
-
-SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
-
-MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}  # of intervals
+from benchmarks.reporting.verdicts import MAIN, Finding, Results
+from benchmarks.settings.study_files import Comparison, StudyFile
 
 
-class Candidate(NamedTuple):
-    """Settings that were tried for a row: the mean of the metric that chooses, None if a draw diverged."""
+class Own(NamedTuple):
+    """What only a study of one's own images has: its page is in HTML, too, and names methods in place of claims."""
 
-    values: dict[str, float]
-    score: float | None
-    diverged: list[int]  # draws
-
-    def told(self) -> str:
-        lost = f"diverged ({named('draw', self.diverged)})"
-        score = lost if self.score is None else f"{100 * self.score:.2f}"
-        return f"{', '.join(f'{value:g}' for value in self.values.values())}: {score}"
+    labels: Mapping[str, str] = {}  # the names of the rows' methods
+    setup: Sequence[str] = ()  # sentences for `advice`
+    steps: Mapping[str, str] = {}  # what to do next: {title: command}
+    known: Sequence[str] = ()  # how well known and unknown images are told apart, in sentences
+    sections: Sequence[Section] = ()
+    neighbours: str = ""  # pictures, in HTML
 
 
-Tried = Mapping[str, Sequence[Candidate]]
-"""The candidates of each row whose scores are known."""
-
-
-def best(tried: Sequence[Candidate]) -> Candidate | None:
-    """The candidate that is chosen; None if all diverged."""
-    finished = [one for one in tried if one.score is not None]
-    return max(finished, key=attrgetter("score"), default=None)
-
-
-def study_page(
+def study_files(
+    name: str,
     study: StudyFile,
     findings: Sequence[Finding],
     results: Results,
     *,
     tried: Tried,
     registration: str,
-    figures: Mapping[str, str],
     protocols: str = "protocols.md",
     command: str | None = None,
-    known: Sequence[str] = (),
-    told: Sequence[str] = (),
-    sections: Sequence[Section] = (),
-) -> str:
-    """The page in Markdown.
+    own: Own | None = None,
+) -> tuple[list[str], dict[str, bytes]]:
+    """The answer, paragraph by paragraph, and the page's files: Markdown, its figures and, of own images, HTML.
 
     Args:
+        name: Of the page, without a suffix.
         registration: A paragraph that says if the comparisons were registered beforehand.
-        figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
         command: The command that measures it again; default: that of a study that comes with the runner.
-        known, told, sections: Of one's own images, as for `study_html`; without `told`, `answer` opens the page.
     """
-    content = study_content(study, findings, results, tried, registration, command)
-    content |= {"figures": figures, "protocols": protocols, "known": known, "told": told}
-    page = fill(Path(__file__).with_suffix(".md"), **content, sections=sections)
+    training = beyond_untrained(study, findings, results)
+    if own is None:
+        told = [answer(study, findings, results)]
+        drawn = study_figures(study, findings, results)
+    else:
+        row = choose(study, findings, results).row
+        starred = {**own.labels, row: f"{own.labels[row]}\N{NO-BREAK SPACE}★"}
+        claims = neutral(study, findings, own.labels)
+        told = advice(*claims, results, own.labels, own.setup)
+        _, training = neutral(study, training, starred)
+        study, findings = neutral(study, findings, starred)
+        drawn = study_figures(study, findings, results, "better")
+        drawn |= {"_training": forest(study, [_as_main(f) for f in training], "better")}
+    drawn = {ending: figure for ending, figure in drawn.items() if figure}
+    content = study_tables(
+        study, findings, training, results, tried, registration, command, own is not None
+    )
+    figures = {ending: f"{name}{ending}.svg" for ending in drawn}
+    content |= {"figures": figures, "protocols": protocols, "told": told, "own": own is not None}
+    content |= (own or Own())._asdict()
+    files = {figures[ending]: figure for ending, figure in drawn.items()}
+    template = Path(__file__).with_name("study_page.md")
+    pages = {f"{name}.md": _spaced(fill(template, **content, pictured=False))}
+    if own is not None:
+        shown = {section.title: section.pictures for section in own.sections}
+        page = _spaced(fill(template, **content, pictured=True))
+        pages[f"{name}.html"] = to_html(page, {**files, **shown, "neighbours": own.neighbours})
+    return told, {name: page.encode() for name, page in pages.items()} | files
+
+
+def _spaced(page: str) -> str:
+    page = re.sub(r"\n{3,}", "\n\n", page)
     return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
-def study_content(
-    study: StudyFile,
-    findings: Sequence[Finding],
-    results: Results,
-    tried: Tried,
-    registration: str,
-    command: str | None = None,
-) -> dict[str, Any]:
-    """The values of a page in any format; arguments as for `study_page`."""
-    runs = [result for of in results.values() for result in of.values()]
-    controls = [of for of in findings if of.comparison.family == CONTROL]
-    judged = [of for of in findings if of.comparison.family != CONTROL]
-    main = [of for of in judged if of.comparison.family == MAIN]
-    others = [of for of in judged if of.comparison.family != MAIN]
-    training = beyond_untrained(study, findings, results)
-    tested = [one for of in findings for one in (of.tested, of.secondary) if one]
-    sides = [
-        [of.name, of.formula(), metric_name(study.metric(of)), of.paper] for of in study.comparisons
-    ]
-    return {
-        **{"study": study, "registration": registration, "metric_name": metric_name},
-        "command": command or f"python -m benchmarks.study {study.name}",
-        "answer": answer(study, main, results, others),
-        "papers": has_papers(study),
-        "costs": not has_papers(study) and any(cost(results, of.comparison) for of in findings),
-        "counts": _counts(judged),
-        "lacking": _lacking(study, findings, tried),
-        "ends": _ends(study, judged, tried),
-        "main": main and _verdicts(study, main, results),
-        "training": training and _verdicts(study, training, results),
-        "others": others and _verdicts(study, others, results),
-        "controls": controls and _verdicts(study, controls, results),
-        "over": {one.over for one in tested},
-        "exploratory": not any(finding.registered for finding in findings),
-        "meanings": _meanings(study, equal=not all(one.has_interval for one in tested)),
-        "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
-        "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
-        "queries": "; ".join(asked(runs)),
-        "runs": len(runs),
-        "hours": f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
-        "dirty": any(run["dirty"] for run in runs),
-        "processors": _processors(findings, results),
-        "means": _means(results),
-        **{"settings": _settings(study, tried), "short": _short},
-        "paths": sorted({path for row in study.rows.values() for path in row.choose}),
-    }
+def neutral(
+    study: StudyFile, findings: Sequence[Finding], labels: Mapping[str, str]
+) -> tuple[StudyFile, list[Finding]]:
+    """The same with the compared methods' names in place of claims, which a verdict may deny."""
+
+    def named(comparison: Comparison) -> Comparison:
+        sides = (side.partition(":") for side in comparison.sides())
+        names = [row_name(labels[row], output or "embedding") for row, _, output in sides]
+        pairs = [" beside ".join(names[k : k + 2]) for k in range(0, len(names), 2)]
+        return replace(comparison, claim=", less ".join(pairs))
+
+    study = replace(study, comparisons=[named(comparison) for comparison in study.comparisons])
+    return study, [replace(f, comparison=named(f.comparison)) for f in findings]
 
 
-def _counts(findings: Sequence[Finding]) -> str:
-    """How often each word was said."""
-    counts = Counter(word for finding in findings for word in finding.words)
-    told = ", ".join(f"{count} *{word}*" for word, count in counts.most_common())
-    number = f"{len(findings)} comparisons" if len(findings) > 1 else "comparison"
-    several = ", some of which have several" if counts.total() > len(findings) else ""
-    return f"Verdicts of the {number}{several}: {told}." if told else ""
-
-
-def _lacking(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
-    """The comparisons without a finding."""
-    measured = {finding.comparison.name for finding in findings}
-    hopeless = [row for row, of in tried.items() if of and best(of) is None]
-    told = {row: f" (all settings of `{row}` diverged)" for row in hopeless}
-    lacking = [
-        f"`{of.name}`{''.join(told.get(row, '') for row in of.all_rows())}"
-        for of in study.comparisons
-        if of.name not in measured
-    ]
-    return f"Not measured yet: {'; '.join(lacking)}." if lacking else ""
-
-
-def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
-    """The rows that a gain was found over and that chose the end of a list: beyond it they may be better."""
-    gains = (finding.comparison.rows() for finding in findings if finding.is_gain)
-    beaten = {*chain(*(study.needed([than]) for better, than in gains if than != better))}
-    rows: dict[tuple[str, str], list[str]] = {}
-    for row, chosen in ((row, best(of)) for row, of in tried.items() if row in beaten):
-        for setting, value in chosen.values.items() if chosen else ():
-            values = study.rows[row].choose[setting]
-            ends = {min(values): "lowest", max(values): "highest"} if len(values) > 1 else {}
-            if value and value in ends:
-                rows.setdefault((ends[value], setting), []).append(f"`{row}`")
-    return " ".join(
-        f"The {end} {_short(setting)} of the grid was best for {', '.join(of)}: a {end[:-2]}r one may be better "
-        "still, and reduce a gain over it."
-        for (end, setting), of in rows.items()
-    )
-
-
-def _meanings(study: StudyFile, *, equal: bool) -> Table:
-    """The words for findings, and what each says."""
-    points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
-    reported = any(of.reported for of in study.comparisons)
-    agrees = (
-        study.agrees
-        and f"one of these three, but {metric_name(study.agrees)} has the opposite sign"
-    )
-    excluded = "the upper limit of the 95 % interval is below half of the paper's gain in Recall@1"
-    meanings = {
-        Word.HARMS: "the upper limit is below 0",
-        Word.WORTH: f"the lower limit is above {points}",
-        Word.HELPS: "the lower limit is above 0",
-        Word.DISAGREE: agrees,
-        Word.NEGLIGIBLE: f"the 90 % interval is within ±{points}",
-        Word.LESS: "the same, of a difference that helps or harms",
-        Word.EXCLUDED: reported and excluded,
-        Word.AS_GOOD: f"claimed to be as good: the lower limit of a one-sided interval is above -{points}",
-        Word.WORSE: f"claimed to be as good: the upper limit of a one-sided interval is below -{points}",
-        Word.NOISY: "none of these" + ", or fewer than five differences, all (equal)" * equal,
-    }
-    return Table(["word", "meaning"], [[f"*{w}*", of] for w, of in meanings.items() if of], names=2)
-
-
-def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> Table:
-    pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
-    rows: list[dict[str, str]] = []
-    for group, of in by_method(findings).items():
-        rows += [verdict(study, finding, results, marked) for finding in of]
-        if group in pools:
-            row = {"comparison": f"*{group}, pooled*", "verdict": str(Word.DIVERGED)}
-            if pool := pools[group]:
-                seeds = f"{len(pool.differences)}"
-                row |= {"verdict": "*exploratory*", "difference": pool.points(), "seeds": seeds}
-            rows.append(row)
-    *others, p = rows[0]
-    shown = [*(name for name in others if any(row.get(name) for row in rows)), p]
-    return Table(shown, [[row.get(name, "") for name in shown] for row in rows], 2)
-
-
-def verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> dict[str, str]:
-    """The cells of a comparison, by the names of their columns."""
-    comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
-    words, second = ", ".join(finding.words), finding.secondary
-    if marked and not finding.registered:
-        words += ", exploratory"
-    lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
-    gain, ratio, dataset = comparison.reported_gain(), cost(results, comparison), ""
-    if gain is not None and study.metric(comparison).endswith(PAPERS):
-        dataset = comparison.reported_on()
-        dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
-    beside = {"time of a step": "" if ratio is None else f"× {ratio:.2f}"}
-    if has_papers(study):
-        beside = {"paper's gain": dataset and f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"}
-    return {
-        "comparison": name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
-        "verdict": words,
-        "difference": _points(tested) if tested else "; ".join(lost),
-        f"by {metric_name(study.agrees or '')}": _points(second) if second else "",
-        **beside,
-        "seeds": f"{len(finding.seeds)}",
-        "p" if comparison.family == CONTROL else "adjusted p": (
-            "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-        ),
-    }
-
-
-def _points(tested: Paired) -> str:
-    return tested.points() + MARKS.get(tested.over, "")
-
-
-def _processors(findings: Sequence[Finding], results: Results) -> str:
-    """The comparisons whose rows one processor measured, and the others."""
-    one, several, unknown = "one", "several, which round differently,", "not recorded"
-    groups: dict[str, list[str]] = {one: [], several: [], unknown: []}
-    for finding in findings:
-        rows = [results[row].values() for row in finding.comparison.all_rows()]
-        found = {result.get("processor") for result in chain(*rows)}
-        group = unknown if None in found else one if len(found) == 1 else several
-        groups[group].append(f"`{finding.comparison.name}`")
-    told = [f"{group} for {', '.join(names)}" for group, names in groups.items() if names]
-    return f"Processors of a comparison's rows: {'; '.join(told)}." if told else ""
-
-
-def _means(results: Results) -> Table:
-    rows = []
-    for row, runs in results.items():
-        of_seeds = {seed: outputs_of(run) for seed, run in runs.items()}
-        diverged = [
-            s for s, of in of_seeds.items() if any(has_diverged(runs[s], o, SHOWN) for o in of)
-        ]
-        outputs = [of for seed, of in of_seeds.items() if seed not in diverged]
-        seeds = count_of_seeds(len(outputs), diverged)
-        if diverged and not outputs:
-            rows.append([f"`{row}`", *("" for _ in SHOWN), seeds])
-        for output in outputs[0] if outputs else ():
-            found = [[of.get(output, {}).get(metric) for of in outputs] for metric in SHOWN]
-            cells = ["" if None in values else estimate(values).percent() for values in found]
-            name = f", {row_name(row, output)}" if output.startswith(UNTRAINED) else ""
-            if any(cells):
-                rows.append([f"`{row}{output and ':'}{output}`{name}", *cells, seeds])
-    return Table(["row", *map(metric_name, SHOWN), "seeds"], rows)
-
-
-def _settings(study: StudyFile, tried: Tried) -> Table:
-    """The rows that chose settings, or take them over without choosing more."""
-    rows = []
-    for row, candidates in tried.items():
-        about, chosen = study.rows[row], best(candidates)
-        if not candidates and (about.choose or not about.takes):
-            continue
-        taken = ", ".join(f"`{one}`" for one in about.takes)
-        names = ", ".join(map(_short, about.choose)) or "none"
-        others = ", ".join(one.told() for one in candidates if one is not chosen)
-        budget = sum(len(tried[one]) for one in study.needed([row]))
-        told = chosen.told() if chosen else ""
-        rows.append([f"`{row}`", taken, names, told, others, f"{budget}"])
-    header = ["row", "takes over", "setting", f"chosen: {metric_name(study.choice.metric)}"]
-    return Table([*header, "also tried", "budget"], rows, names=5)
-
-
-def _short(setting: str) -> str:
-    """The last name of a setting's path."""
-    return setting.rpartition(".")[2]
+def _as_main(finding: Finding) -> Finding:
+    """One that is drawn, and without the heading of a family."""
+    return replace(finding, comparison=replace(finding.comparison, family=MAIN))

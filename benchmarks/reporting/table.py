@@ -8,6 +8,8 @@ from textwrap import fill
 
 from tabulate import tabulate
 
+from benchmarks.console.printing import printable
+
 WIDTH = get_terminal_size().columns  # 80 if there is no terminal
 NARROWEST = 20  # to which names are folded so that all columns fit
 
@@ -57,6 +59,15 @@ class Table:
         return "\n\n".join(map(aligned, parts))
 
 
+def plain(text: str) -> str:
+    """A name as text of Markdown, which shows it as it is.
+
+    >>> plain("a*b <c>")
+    'a\\\\*b &lt;c>'
+    """
+    return re.sub(r"([\\`*_\[\]])", r"\\\1", printable(text)).replace("<", "&lt;")
+
+
 @dataclass(frozen=True)
 class Page:
     """Content in any format."""
@@ -71,9 +82,12 @@ class Page:
         ]
         return "\n\n".join(parts) + "\n"
 
+    def parts(self) -> list[str]:
+        """The blocks in Markdown."""
+        return [block.markdown() if isinstance(block, Table) else block for block in self.blocks]
+
     def markdown(self) -> str:
-        parts = [block.markdown() if isinstance(block, Table) else block for block in self.blocks]
-        return "\n\n".join([f"## {self.title}", *parts]) + "\n"
+        return "\n\n".join([f"## {self.title}", *self.parts()]) + "\n"
 
 
 def _folded(block: str) -> str:

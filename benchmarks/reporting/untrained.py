@@ -52,16 +52,16 @@ def best_untrained(*records: Mapping[str, Any], metric: str = CHOSEN_BY) -> Untr
     """
     trained = [record for record in records if record.get("metrics") and record.get("steps") != 0]
     runs = [(record["metrics"], untrained_of(record)) for record in trained]
-    found = []
+    known = []
     for name in dict.fromkeys(chain(*(measured for _, measured in runs))):
         pairs = [(trained, measured[name]) for trained, measured in runs if name in measured]
         after, metrics = map(_means, zip(*pairs, strict=True))
         gains = {m: after[m] - value for m, value in metrics.items() if m in after}
         shown = "" if name == START else row_name("", name, records[0].get("config"))
-        found.append(Untrained(shown, metrics, gains, name))
+        known.append(Untrained(shown, metrics, gains, name))
     for by in (CHOSEN_BY, metric):
-        if known := [one for one in found if isfinite(one.metrics.get(by, np.nan))]:
-            return max(known, key=lambda one: one.metrics[by])
+        if finite := [row for row in known if isfinite(row.metrics.get(by, np.nan))]:
+            return max(finite, key=lambda row: row.metrics[by])
     return None
 
 

@@ -91,12 +91,10 @@ def judge(
         own = study.metric(comparison)
         metrics = (own, study.agrees if own == study.primary else None)
         lost: dict[str, list[int]] = {}
-        for row, output in _sides(comparison):
-            found = {
-                s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))
-            }
-            if found:
-                lost[row] = sorted(found.union(lost.get(row, [])))
+        for row, output in sides_of(comparison):
+            bad = {s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))}
+            if bad:
+                lost[row] = sorted(bad.union(lost.get(row, [])))
         tested, second = (
             None if lost or metric is None else _assess(results, comparison, metric, seeds)
             for metric in metrics
@@ -107,15 +105,15 @@ def judge(
         )
     margin = study.margin
     claims = _adjusted(study, findings, [_p_of_claim(finding, margin) for finding in findings])
-    above = [2 * of.tested.p_above(margin) if of.tested else 1.0 for of in findings]
+    above = [2 * f.tested.p_above(margin) if f.tested else 1.0 for f in findings]
     margins = _adjusted(study, findings, above)
     return [
-        replace(of, adjusted=p, words=_words(study, of, p, p_of_margin)) if of.tested else of
-        for of, p, p_of_margin in zip(findings, claims, margins, strict=True)
+        replace(f, adjusted=p, words=_words(study, f, p, p_of_margin)) if f.tested else f
+        for f, p, p_of_margin in zip(findings, claims, margins, strict=True)
     ]
 
 
-def _sides(comparison: Comparison) -> list[tuple[str, str]]:
+def sides_of(comparison: Comparison) -> list[tuple[str, str]]:
     """The rows of all sides, each with its output."""
     sides = (side.partition(":") for side in comparison.sides())
     return [(row, output) for row, _, output in sides]
@@ -128,8 +126,8 @@ def outputs_of(result: Result) -> dict[str, Any]:
 
 def percent(runs: Mapping[int, Result], metric: str, output: str = "") -> float:
     """Mean over the runs that have the metric; 0 if none has."""
-    found = (outputs_of(run).get(output, {}).get(metric) for run in runs.values())
-    values = [value for value in found if value is not None]
+    measured = (outputs_of(run).get(output, {}).get(metric) for run in runs.values())
+    values = [value for value in measured if value is not None]
     return 100 * float(np.mean(values or [0.0]))
 
 
@@ -137,8 +135,8 @@ def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
     """True if a run has no metrics, or one of the given metrics of an output is not finite."""
     if not result["metrics"]:
         return True
-    of = outputs_of(result).get(output, {})
-    return not all(isfinite(of.get(metric, 0)) for metric in metrics)
+    values = outputs_of(result).get(output, {})
+    return not all(isfinite(values.get(metric, 0)) for metric in metrics)
 
 
 def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | None]:
@@ -147,19 +145,21 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     Comparisons by a metric of their own are left out, and so are methods of which a row is compared with two
     others: it would count twice. None if a run diverged.
     """
-    main = [of for of in findings if of.comparison.family == MAIN and not of.comparison.as_good]
-    by_primary = [of for of in main if study.metric(of.comparison) == study.primary]
-    found: dict[str, Paired | None] = {}
-    for method, of in by_method(by_primary).items():
-        common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
-        twice = len({finding.comparison.better for finding in of}) < len(of)
-        if not method or twice or len(of) < 2 or len(common) < 2:
+    main = [f for f in findings if f.comparison.family == MAIN and not f.comparison.as_good]
+    by_primary = [f for f in main if study.metric(f.comparison) == study.primary]
+    pools: dict[str, Paired | None] = {}
+    for method, members in by_method(by_primary).items():
+        common = sorted(set.intersection(*(set(finding.seeds) for finding in members)))
+        twice = len({finding.comparison.better for finding in members}) < len(members)
+        if not method or twice or len(members) < 2 or len(common) < 2:
             continue
-        by_seed = [dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested]
-        found[method] = None
-        if len(by_seed) == len(of):
-            found[method] = assess([float(np.mean([d[s] for d in by_seed])) for s in common])
-    return found
+        by_seed = [
+            dict(zip(f.seeds, f.tested.differences, strict=True)) for f in members if f.tested
+        ]
+        pools[method] = None
+        if len(by_seed) == len(members):
+            pools[method] = assess([float(np.mean([d[s] for d in by_seed])) for s in common])
+    return pools
 
 
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
@@ -174,8 +174,9 @@ def by_method(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     """The findings by the method of a main comparison, or else by family, in the order of their first ones."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        of = finding.comparison
-        groups.setdefault(of.method if of.family == MAIN else of.family, []).append(finding)
+        comparison = finding.comparison
+        group = comparison.method if comparison.family == MAIN else comparison.family
+        groups.setdefault(group, []).append(finding)
     return groups
 
 
@@ -190,7 +191,7 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
 
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
     """Test the differences by seed and, of vectors whose runs stored them, by test class."""
-    place, sides = f"comparisons.{comparison.name}", _sides(comparison)
+    place, sides = f"comparisons.{comparison.name}", sides_of(comparison)
     try:
         measured = [
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
@@ -211,15 +212,15 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
             if not any(stored):  # curves, and runs that stored embeddings' classes alone
                 return assess(values)
         every += stored
-    if any(metric not in of for of in every):
+    if any(metric not in stored for stored in every):
         return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
-    queries, *others = (of["queries"] for of in every)
+    queries, *others = (stored["queries"] for stored in every)
     if any(other != queries for other in others):
         raise ConfigError(
             f"{place}: its runs were tested on different classes; measure them on the same data"
         )
     shape = (len(sides), len(seeds), len(queries))
-    by_class = np.tensordot(signs, np.reshape([of[metric] for of in every], shape), axes=1)
+    by_class = np.tensordot(signs, np.reshape([stored[metric] for stored in every], shape), axes=1)
     return assess(values, by_class / 100, queries)  # in percent
 
 
@@ -236,14 +237,14 @@ def _adjusted(study: StudyFile, findings: Sequence[Finding], p: Sequence[float])
 
     Comparisons that are not measured yet, or diverged, have a p of 1.
     """
-    found = [min(1.0, one) for one in p]
+    corrected = [min(1.0, value) for value in p]
     families = Counter(comparison.family for comparison in study.comparisons)
     for family in families.keys() - {CONTROL}:
-        places = [i for i, of in enumerate(findings) if of.comparison.family == family]
-        adjusted = holm([found[i] for i in places], families[family])
+        places = [i for i, f in enumerate(findings) if f.comparison.family == family]
+        adjusted = holm([corrected[i] for i in places], families[family])
         for i, value in zip(places, adjusted, strict=True):
-            found[i] = value
-    return found
+            corrected[i] = value
+    return corrected
 
 
 def _words(study: StudyFile, finding: Finding, p: float, p_of_margin: float) -> tuple[str, ...]:

@@ -22,12 +22,12 @@ def verified(groups: Mapping[str, Group]) -> list[str | Table]:
     for label, group in groups.items():
         of_seeds = [found[run.folder] for run in group.runs if run.folder in found]
         accepts: dict[float, list[float]] = {rate: [] for rate in rates}
-        for row in chain(*(one["rates"] for one in of_seeds)):
+        for row in chain(*(test["rates"] for test in of_seeds)):
             if row["true_accepts"] is not None and row["false_accepts"] in accepts:
                 accepts[row["false_accepts"]].append(row["true_accepts"])
         if of_seeds:
             cells = map(percent, accepts.values())
-            rows.append([label, percent([one["area"] for one in of_seeds]), *cells])
+            rows.append([label, percent([test["area"] for test in of_seeds]), *cells])
     names = [f"pairs of one class found at {share(rate)} false (%)" for rate in rates]
     told = "Are two given test images of one class? Told by their similarity:"
     return [told, Table(["method", "area under the ROC (%)", *names], rows)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from benchmarks.reporting.study_page import Candidate, best
+from benchmarks.reporting.study_tables import Candidate, best
 from benchmarks.settings.study_files import Comparison, StudyFile
 
 Scores = Callable[[str], Sequence[Candidate]]

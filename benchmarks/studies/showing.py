@@ -7,18 +7,16 @@ from typing import Any
 from accelerate import Accelerator
 
 from benchmarks.building.images import build_datasets, show_to
-from benchmarks.datasets.images import ImageSet
-from benchmarks.datasets.transforms import ImageViews
 from benchmarks.evaluation.closed_form import read_features
 from benchmarks.evaluation.learning_curve import learning_curve
 from benchmarks.evaluation.networks import load_network
 from benchmarks.evaluation.tester import Evaluator
 from benchmarks.records.files import damage_named, read_json, write_json
 from benchmarks.records.results import load_run
-from benchmarks.reporting.figures import THUMBNAIL, differing_neighbours
 from benchmarks.reporting.identification import known_or_unknown
 from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
 from benchmarks.reporting.names import metric_name
+from benchmarks.reporting.neighbours import differing_neighbours
 from benchmarks.reporting.study_choice import Choice
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
 from benchmarks.reporting.table import Table
@@ -54,11 +52,6 @@ def shown(study: Study, choice: Choice) -> dict[str, Any]:
     ):
         return about
     images = build_datasets(data, seed=job.seed).test
-    if isinstance(images, ImageSet):
-        side = THUMBNAIL
-        images.views = ImageViews(
-            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
-        )
     about["sections"] += by_class(results, images.class_names, label)
     if not pictured:
         return about

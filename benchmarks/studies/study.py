@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.building.images import build_datasets
 from benchmarks.records.results import DONE
-from benchmarks.reporting.study_page import Candidate, best
+from benchmarks.reporting.study_tables import Candidate, best
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings.command import Command
 from benchmarks.settings.differences import changed, flat

@@ -18,7 +18,7 @@ from benchmarks.evaluation.outputs import (
     test_untrained,
     verified,
 )
-from benchmarks.evaluation.showcase import save_neighbours, save_showcase
+from benchmarks.evaluation.showcase import save_neighbours
 from benchmarks.evaluation.tester import Evaluator, per_class
 from benchmarks.records.provenance import describe_data, look_through, now, peak_memory
 from benchmarks.records.results import digests, load_run
@@ -26,7 +26,8 @@ from benchmarks.records.run_folder import RunFolderError, load_best
 from benchmarks.records.run_writer import RunWriter
 from benchmarks.records.steps import read_table
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.figures import write_html
+from benchmarks.reporting.neighbours import Images
+from benchmarks.reporting.report import write_html
 from benchmarks.settings.data import num_workers
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training.batches import training_loader
@@ -100,7 +101,7 @@ def run(experiment: Experiment, record: RunWriter, accelerator: "Accelerator") -
         stop(state.stopped_by)
     test(experiment, record, trainer, images, datasets)
     if accelerator.is_main_process:
-        report(experiment, record)
+        report(experiment, record, datasets.test)
 
 
 def stop(number: int, frame: object = None) -> None:
@@ -161,10 +162,8 @@ def test(
     losses = read_table(path / "records", "training").get("loss", [])
     if layer is not None:
         save_head(path, layer)
-    if experiment.report == "neighbours":
+    if experiment.report:
         save_neighbours(path, datasets.test, result)
-    elif experiment.report:
-        save_showcase(path, datasets.test, result)
     if tests.save_embeddings:
         save_embeddings(path, datasets.test, result.embeddings)
     record.finish(
@@ -187,11 +186,11 @@ def test(
     )
 
 
-def report(experiment: Experiment, record: RunWriter) -> None:
-    """Print the result, and draw its page."""
+def report(experiment: Experiment, record: RunWriter, images: Images | None = None) -> None:
+    """Print the result, and draw its page, with neighbours where the images are at hand."""
     runs = [load_run(record.path)]
     say(compare(runs).terminal())
     if experiment.report is True:
         page = record.path / "report.html"
-        write_html(runs, page)
+        write_html(runs, page, images=images)
         say(f"\nreport: {page}")

@@ -65,9 +65,7 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     study = ["-m", "benchmarks.study", "mine.yaml", f"--data.root={photographs}"]
     first = done([sys.executable, *study, "--", *TINY], tmp_path)
     assert "Best so far: untrained network. Nothing is trained yet" in first
-    lead = re.findall(
-        r"^For \d+ of 100 photographs of new classes, .* \(60 queries\)\.$", first, re.M
-    )
+    lead = re.findall(r"^For \d+ of 100 images of new classes, .* \(60 queries\)\.$", first, re.M)
     assert len(lead) == 2, "before the trainings and after them"
     page = (tmp_path / "runs" / "studies" / "mine" / "study.html").read_text()
     assert "Does HORDE help?" in page and "What that looks like" in page

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks import report
 from benchmarks.records.files import write_json
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
@@ -66,11 +67,13 @@ def test_what_a_finished_run_leaves(settings, done, said, capsys, monkeypatch):
     assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {"recall_at_1", "mean_average_precision_at_r", "r_precision"} <= {*record["metrics"]}
     assert set(record["files"]) == {
-        *("config.yaml", "retrieval.npz", "records/evaluation.csv", "records/training.csv")
+        *("config.yaml", "neighbours.npz", "records/evaluation.csv", "records/training.csv"),
     }
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
-    assert "<svg" in page and "data:image/png" in page
+    assert "data:image/svg" in page and "data:image/png" in page
+    drawn = done.parent / "again.html"  # from the images that the settings name
+    assert report.main([str(done), f"--output={drawn}"]) == 0 and drawn.read_text() == page
 
     # Again, nothing is built: refused without --resume, shown with it; other settings are refused.
     monkeypatch.delattr(training_run, "build_parts")

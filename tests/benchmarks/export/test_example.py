@@ -187,7 +187,7 @@ def test_it_says_known_not_sure_or_unknown(exported, pictures, tmp_path, search)
         write_thresholds(judging, known, unknown)
         status, printed, errors = search(judging, pictures, query)
         assert (status, printed.splitlines()[1]) == (0, f"  {told}")
-        assert "Of 100 unknown photographs, 10 are called known" in errors
+        assert "Of 100 unknown images, 10 are called known" in errors
     write_thresholds(judging, 1.0, 1.0)
     outside = shutil.copy(query, tmp_path / "outside.png")
     _, printed, _ = search(judging, pictures, query, outside, f"--html={page}")

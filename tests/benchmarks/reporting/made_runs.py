@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.records.steps import StepTables
 from tests.benchmarks.made import write_record
 
@@ -38,7 +36,7 @@ def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: 
     return write_record(parent / f"{label}-{seed}", **info | changes)
 
 
-def add_curves_and_images(folder: Path) -> None:
+def add_curves(folder: Path) -> None:
     records = StepTables(folder / "records")
     records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
     records.log_rows(
@@ -47,25 +45,6 @@ def add_curves_and_images(folder: Path) -> None:
             (step, {"seen_recall_at_1": step / 200, "unseen_recall_at_1": step / 300})
             for step in (50, 100, 150)
         ],
-    )
-    save_retrieval(folder, right=0)
-
-
-def save_retrieval(folder: Path, right: int) -> None:
-    """Five queries with two neighbours each; all of one query are of its class, and half of another's."""
-    pixels = np.zeros((5, 8, 8), dtype=np.uint8)
-    labels = np.zeros((5, 2), dtype=int) + 9
-    labels[right], labels[4, 0] = right, 4
-    np.savez(
-        folder / "retrieval.npz",
-        query_images=pixels,
-        neighbour_images=pixels[:, None].repeat(2, axis=1),
-        query_labels=np.arange(5),
-        neighbour_labels=labels,
-        query_names=np.array(["A", "<B>", *"CDE"]),
-        neighbour_names=np.array(["xy"] * 10).reshape(5, 2),
-        query_groups=np.array(["evenly spread", "evenly spread", "best", "best", "worst"]),
-        query_precision=np.array([np.nan, 0.5, 1, 1, 0]),
     )
 
 

@@ -1,5 +1,6 @@
 """The report: hand-computed intervals, pairing by seed, curves, neighbours, no links, clear errors."""
 
+import base64
 import pickle
 import re
 from collections.abc import Callable
@@ -17,17 +18,16 @@ from benchmarks.records.results import Run, digests, load_run
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.curves import COLOURS, curves_svg
-from benchmarks.reporting.figures import differing_neighbours, neighbours
 from benchmarks.reporting.identification import judge
+from benchmarks.reporting.neighbours import differing_neighbours, report_neighbours
 from benchmarks.reporting.study_classes import confused
 from benchmarks.settings.errors import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
     DATA,
     METRICS,
-    add_curves_and_images,
+    add_curves,
     metrics,
-    save_retrieval,
     table,
     write_run,
 )
@@ -119,12 +119,12 @@ def test_a_headline_says_what_training_lost_against_the_best_untrained_network(m
     assert main([str(folder)]) == main([str(folder), f"--output={output}"]) == 0
     page = (folder / "report.html").read_text()
     assert page == output.read_text()
-    assert "test classes, 7 of them trained on by other photographs" in page
-    assert "No curves were recorded" in page and "No neighbours" in page
+    assert "test classes, 7 of them trained on by other images" in page
+    assert "No curves were recorded" in page and "None were saved, or" in page
     white = "untrained trunk, 128 components after within-class whitening"
     lost = "training lost 12.00 points against the untrained network"
-    assert '<p class="result">Recall@1 compared with A: +5.00 points for A, 64 comp' in page
-    assert f"; {lost} ({white}: 77.00 %).</p>" in page
+    assert "<p><strong>Recall@1 compared with A: +5.00 points for A, 64 comp" in page
+    assert f"; {lost} ({white}: 77.00 %).</strong></p>" in page
     names = ["A", "A, 64 components", "untrained trunk, pooled features", white]
     names += ["untrained trunk, 128 components", "before training"]
     assert [row["method"] for row in table(compared(folder))] == names
@@ -176,7 +176,7 @@ def test_verification_and_identification_are_told_in_words(make):
     shown = [list(row.values()) for row in table(text, 1)]
     assert shown == [["1 %", "0.625 ± 0.030", "40.00 ± 10.00"], ["0.01 %", "–", "–"]]
     assert "the test has 2,000 pairs of two classes, and needs 100,000" in text
-    assert "Of 100 unknown photographs, 1 (± 1) is called known and 60 unknown." in text
+    assert "Of 100 unknown images, 1 (± 1) is called known and 60 unknown." in text
     assert "Of 100 known ones, 50 (± 5) are named rightly, 2 wrongly, and at most 10 are" in text
     assert "the 980 known ones, of 8 classes, have about 9 images of their class to find" in text
     shown = [list(row.values()) for row in table(text, 2)]
@@ -184,14 +184,14 @@ def test_verification_and_identification_are_told_in_words(make):
 
     found = {"verification": VERIFICATION | {"area": 0.8}, "identification": identification(99, 0)}
     other = make("A", 1, 0.4, **found)
-    assert "The test has 99 photographs, and a threshold needs 100" in compared(other)
+    assert "The test has 99 images, and a threshold needs 100" in compared(other)
     text = compared(one, other, make("B", 0, 0.5))
     [*_, row] = table(text, 1)
     assert row["method"] == "A" and [*row.values()][2:] == ["40.00 ± 0.00", "–"]
     assert row["area under the ROC (%)"].startswith("85.00 ± ")
     assert [list(row.values()) for row in table(text, 2)] == [["A", "50.00", "50.00", "–"]]
     useless = make("C", 0, 0.4, identification=identification(200, 0.08))
-    assert "where 10 of 100 unknown photographs are called known, only 8 of" in compared(useless)
+    assert "where 10 of 100 unknown images are called known, only 8 of" in compared(useless)
 
 
 @pytest.mark.parametrize(
@@ -273,30 +273,34 @@ def test_runs_that_cannot_be_compared(make, capsys, changes, message):
 def test_html_holds_all_and_loads_nothing(make, capsys):
     folders = [make(*run) for run in (("base", 0, 0.4), ("base", 1, 0.4), ("ho<r>de", 0, 0.5))]
     for folder in folders:
-        add_curves_and_images(folder)
+        add_curves(folder)
     assert main([str(folder) for folder in folders]) == 0
     path = folders[0] / "comparison.html"
     assert capsys.readouterr().out.splitlines()[-1] == f"Report: {path}"
     page = path.read_text(encoding="utf-8")
-    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
-    assert not re.search("://|<script|<link", without_namespaces)
-    assert {source[:22] for source in re.findall('src="(.*?)"', page)} == {"data:image/png;base64,"}
-    assert not re.search("<r>|<B>|<b>not html</b>", page), "labels, names and settings are escaped"
-    assert '<th scope="row">ho&lt;r&gt;de</th><td>50.00</td>' in page
+    assert not re.search("://|<script|<link", page)
+    sources = re.findall('src="data:image/svg.xml;base64,(.*?)"', page)
+    assert len(sources) == page.count("src=")
+    svg = "".join(base64.b64decode(source).decode() for source in sources)
+    assert not re.search("<r>|<b>not html</b>", page + svg), "labels and settings are escaped"
+    row = (
+        r'<th[^>]* scope="row"[^>]*>ho&lt;r&gt;de</th>\s*<td data-name="Recall@1 \(%\)"[^>]*>50.00<'
+    )
+    assert re.search(row, page)
     titles = ["Recall@1 (%) on training classes", "Recall@1 (%) on new classes", "Training loss"]
-    assert re.findall('aria-label="(.*?)"', page) == titles
-    assert page.count(">ho&lt;r&gt;de</text>") == 3
-    lights = page.count("stroke-opacity: 0.3")
+    assert re.findall('aria-label="(.*?)"', svg) == titles
+    assert svg.count(">ho&lt;r&gt;de</text>") == 3
+    lights = svg.count("stroke-opacity: 0.3")
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert page.count("commit: 0123abc\ndirty: true") == 3 and "lr: 0.003" in page
-    assert page.count("<details>") == 3 + 4, "runs, and the best and the worst of each label"
+    assert page.count("<details><summary>") == 3, "runs"
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("retrieval.npz", b"no zip"),
-        ("retrieval.npz", b""),
+        ("neighbours.npz", b"no zip"),
+        ("neighbours.npz", b""),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
     ],
 )
@@ -306,7 +310,7 @@ def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
     (folder / name).write_bytes(content)
     if not content:  # another one than the run has written
         write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
-        np.savez(folder / name, query_groups=[])
+        np.savez(folder / name, queries=[])
     assert main([str(folder)]) == 2
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
@@ -332,58 +336,67 @@ def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
     assert len({*looks}) == 6
 
 
+class Images:
+    """Two classes of three images each."""
+
+    labels, class_names = torch.tensor([0, 0, 0, 1, 1, 1]), ["<a>", "b"]
+    name = to_picture = staticmethod(lambda item: item)
+
+    def __getitem__(self, row: int) -> tuple[Any, int]:
+        return np.zeros((8, 8), np.uint8), 0
+
+
+def saved(folder: Path, nearest: list[int], **more: Any) -> Run:
+    """A run that saved the nearest neighbour of each image, and the last image."""
+    folder.mkdir()
+    near = np.stack([nearest, [5] * 6], axis=1)
+    np.savez(folder / "neighbours.npz", queries=np.arange(6), neighbours=near, **more)
+    return Run(folder, {})
+
+
+ASKED = r'alt="query: (\d), class (.*?)"'
+
+
 def test_neighbours_of_two_methods(tmp_path):
     """They answer the same evenly spread queries below each other; a third method saved none."""
-    methods = {label: [Run(tmp_path / label, {})] for label in ("base", "<HORDE>", "none")}
-    for right, (run,) in enumerate(methods.values()):
-        run.folder.mkdir()
-        if run.folder.name != "none":
-            save_retrieval(run.folder, right)
-    page = neighbours(methods)
-    spread, *folded = page.split("<details>")
-    asked = [re.findall(r'alt="query: (.*?)"', part) for part in (spread, folded[0])]
-    assert asked == [
-        ["A, class 0", "&lt;B&gt;, class 1, average precision 50.0 %"],
-        ["C, class 2, average precision 100.0 %", "D, class 3, average precision 100.0 %"],
+    precision = np.array([0.5, 1, 0.2, np.nan, 0.9, 0.8])
+    runs = {
+        "base": [saved(tmp_path / "base", [1, 3, 1, 4, 0, 0])],
+        "<new>": [saved(tmp_path / "new", [1, 0, 3, 4, 5, 0], precision=precision)],
+        "none": [Run(tmp_path / "none", {})],
+    }
+    near = report_neighbours(runs, Images())
+    by = ", by average precision, one of a class"
+    spread, best, worst = near.values()
+    assert [*near][1:] == [f"Best queries of <new>{by}", f"Worst queries of <new>{by}"]
+    for page, rows in ((spread, "012345"), (best, "1450"), (worst, "2504")):
+        names = ["&lt;a&gt;", "b"]
+        assert re.findall(ASKED, page) == [(row, names[int(row) // 3]) for row in rows]
+    look = r'title="(base|&lt;new&gt;)"|class="(right|wrong)"'
+    queries = [re.findall(look, part) for part in spread.split('class="asked"')[1:]]
+    assert [[method or frame for method, frame in part] for part in queries[1:3]] == [
+        ["base", "wrong", "wrong", "&lt;new&gt;", "right", "wrong"],
+        ["base", "right", "wrong", "&lt;new&gt;", "wrong", "wrong"],
     ]
-    look = r'title="(base|&lt;HORDE&gt;)"|class="(right|wrong)"'
-    queries = [re.findall(look, of) for of in spread.split('class="asked"')[1:]]
-    assert [[method or frame for method, frame in of] for of in queries] == [
-        ["base", "right", "right", "&lt;HORDE&gt;", "wrong", "wrong"],
-        ["base", "wrong", "wrong", "&lt;HORDE&gt;", "right", "right"],
-    ]
-    titles = re.findall(r"<summary>(\w+) queries of (\S+),", page)
-    assert titles[1:3] == [("Worst", "base"), ("Best", "&lt;HORDE&gt;")] and len(titles) == 4
+    assert report_neighbours(runs) == {}, "the images are not there"
 
 
 def test_queries_for_which_one_of_two_networks_is_right(tmp_path):
     """Of six images of two classes; the first neighbour decides."""
-
-    class Images:
-        labels, class_names = torch.tensor([0, 0, 0, 1, 1, 1]), ["a", "b"]
-        name = to_picture = staticmethod(lambda item: item)
-
-        def __getitem__(self, row: int) -> tuple[Any, int]:
-            return np.zeros((8, 8), np.uint8), 0
-
-    runs = {}
-    for label, nearest in (("<new>", [1, 2, 1, 4, 0, 0]), ("old", [1, 3, 3, 4, 5, 0])):
-        (folder := tmp_path / label).mkdir()
-        near = np.stack([nearest, [5] * 6], axis=1)
-        np.savez(folder / "neighbours.npz", queries=np.arange(6), neighbours=near)
-        runs[label] = Run(folder, {})
+    found = {"<new>": [1, 2, 1, 4, 0, 0], "old": [1, 3, 3, 4, 5, 0]}
+    runs = {label: saved(tmp_path / label, nearest) for label, nearest in found.items()}
     page = differing_neighbours(runs, Images())
     assert [int(n) for n in re.findall(r"\d+", page.partition("</p>")[0])] == [6, 2, 2, 1, 1]
-    right, wrong = page.split("<h3>")[1:]
-    assert right.startswith("Right with &lt;new&gt;, wrong with old</h3>")
-    asked = [re.findall(r'alt="query: (\d), class (.)"', part) for part in (right, wrong)]
-    assert asked == [[("1", "a"), ("2", "a")], [("4", "b")]]
+    right, wrong = page.split("<h4>")[1:]
+    assert right.startswith("Right with &lt;new&gt;, wrong with old</h4>")
+    asked = [re.findall(ASKED, part) for part in (right, wrong)]
+    assert asked == [[("1", "&lt;a&gt;"), ("2", "&lt;a&gt;")], [("4", "b")]]
     same = differing_neighbours({"one": runs["old"], "two": runs["old"]}, Images())
     assert "0 with one alone, 0 with two alone" in same and same.count("<p") == 1
     [section] = confused(runs["old"], Images(), "old")
     assert "3 of 6 queries" in section.text
-    assert section.table.rows == [["a", "b", "3 of 6", "2", "1"]]
-    assert re.findall(r'alt="query: (\d), class (.)"', section.pictures) == [("1", "a"), ("2", "a")]
+    assert section.table.rows == [["&lt;a>", "b", "3 of 6", "2", "1"]]
+    assert [row for row, _ in re.findall(ASKED, section.pictures)] == ["1", "2"]
 
 
 HOSTILE = "a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"

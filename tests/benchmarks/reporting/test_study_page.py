@@ -3,7 +3,6 @@
 tests/end_to_end/test_published_results.py compares whole pages in Markdown, to the byte.
 """
 
-import base64
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -14,12 +13,11 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from benchmarks.reporting.forest import study_figures
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_classes import by_class
-from benchmarks.reporting.study_html import study_html
-from benchmarks.reporting.study_page import Candidate, study_page
+from benchmarks.reporting.study_page import Own, neutral, study_files
+from benchmarks.reporting.study_tables import Candidate
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings.study_files import CONTROL, Seeds, StudyFile, StudyRow
 from tests.benchmarks.reporting.made_study import (
@@ -59,10 +57,11 @@ def page_of(study: StudyFile, results: Any, **changes: Any) -> str:
     """The page, with plain spaces and hyphens."""
     registered = changes.pop("registered", {one.name: True for one in study.comparisons})
     findings = judge(study, results, registered=registered)
-    figures = {name: f"toy{name}.svg" for name in study_figures(study, findings, results)}
     tried = {row: [] for row in study.rows} | changes.pop("tried", {})
-    about = {"registration": "Registered at `abc`.", "figures": figures, **changes}
-    page = study_page(study, findings, results, tried=tried, **about)
+    about = {"tried": tried, "registration": "Registered at `abc`.", **changes}
+    _, files = study_files("toy", study, findings, results, **about)
+    assert all(f"]({name})" in files["toy.md"].decode() for name in files if ".svg" in name)
+    page = files["toy.md"].decode()
     return page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NON-BREAKING HYPHEN}", "-")
 
 
@@ -90,8 +89,6 @@ def answer_of(study: StudyFile, results: Any) -> str:
 )  # fmt: skip
 def test_the_answer_says_how_many_and_how_much(gains, answer):
     assert answer in answer_of(*made(gains))
-    known = page_of(*made(gains), known=["Known or unknown? No."])
-    assert known.replace("Known or unknown? No.\n\n", "", 1) == page_of(*made(gains)) != known
 
 
 def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
@@ -120,7 +117,8 @@ def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
     page = page_of(study, results)
     gain = f"a helps, +1.50 ± {WIDTH} points of Recall@1 (from 50.00 to 51.50 %), at 1.30 times"
     assert f"**Yes: {gain}" in page and "before any training has 48.00 %" in page
-    assert [row[3] for row in tables(page)[0]] == ["× 1.30", "× 2.00"]
+    changes = [["50.00 → 51.50", "× 1.30"], ["50.00 → 48.00", "× 2.00"]]
+    assert [row[3:5] for row in tables(page)[0]] == changes
 
 
 def test_what_training_lost_is_said_first_of_the_recommended_network():
@@ -131,7 +129,7 @@ def test_what_training_lost_is_said_first_of_the_recommended_network():
     lost = f"Training lost 8.50 points against the untrained network ({pca}: 60.00 %): with `a`, Re"
     assert answer_of(study, results).startswith(f"**{lost}call@1 is 51.50 %.** **Yes: a helps")
     lead, advised, _ = told(study, results)
-    right = "For 52 of 100 photographs of new classes, the nearest photograph shows the same class"
+    right = "For 52 of 100 images of new classes, the nearest image shows the same class"
     assert lead == f"{right}; without training, that of 60."
     lowers = (
         f"Training lowers that number from 60.0 of 100 ({pca}) to 51.5, by -8.5 (-8.7 to -8.3 with"
@@ -150,7 +148,10 @@ def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
     told = answer_of(study, results)
     assert told.startswith("**The data are too few to tell if one helps.**")
     few, more = (stats.t.ppf(0.975, n - 1) * 3 / n**0.5 for n in (3, 10))
-    assert "10 of them (`--seeds 10`)" in told and f"±{more:.1f} instead of ±{few:.1f}." in told
+    assert (
+        "or more seeds (`--seeds 10`): 10 of them would" in told
+        and f"±{more:.1f} instead of ±{few:.1f}." in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,15 +168,15 @@ def test_the_row_to_use_and_its_comparison(gains, row, name):
 def test_the_page_shows_each_verdict():
     main, others, controls, *_ = tables(page_of(*made(ALL)))
     p = stats.ttest_1samp(NOISE + 0.4, 0).pvalue
-    assert [row[1:4] for row in main] == [
-        ["worth having", f"+1.50 ± {WIDTH}", "+3.1 (CUB)"],
-        ["negligible", f"+0.00 ± {WIDTH}", ""],
-        ["*exploratory*", f"+0.75 ± {WIDTH}", ""],
-        ["helps, by less than the margin", f"+0.40 ± {WIDTH}", ""],
+    assert [row[1:5] for row in main] == [
+        ["worth having", f"+1.50 ± {WIDTH}", "50.00 → 51.50", "+3.1 (CUB)"],
+        ["negligible", f"+0.00 ± {WIDTH}", "50.00 → 50.00", ""],
+        ["*exploratory*", f"+0.75 ± {WIDTH}", "", ""],
+        ["helps, by less than the margin", f"+0.40 ± {WIDTH}", "50.00 → 50.40", ""],
     ]
-    assert [main[0][5], main[3][5]] == ["< 0.001", f"{2 * p:.3f}"], "of three"
+    assert [main[0][6], main[3][6]] == ["< 0.001", f"{2 * p:.3f}"], "of three"
     assert [row[1] for row in others] == ["harms", "as good"]
-    assert controls[0][4] == f"{p:.3f}", "not corrected"
+    assert controls[0][5] == f"{p:.3f}", "not corrected"
 
 
 def test_queries_without_an_answer_are_told():
@@ -185,7 +186,7 @@ def test_queries_without_an_answer_are_told():
     told = "12 queries, of which 4 have nothing to find and do not count."
     assert f"A test has {told}" in page_of(study, results).replace("\n", " ")
     labels = {row: row for row in study.rows}
-    assert f"({told[:-1]})." in advice(study, judge(study, results), results, labels)[0]
+    assert f"({told[:-1]}).**" in advice(study, judge(study, results), results, labels)[0]
 
 
 def test_what_diverged_is_told():
@@ -237,52 +238,56 @@ LABELS = {"base": "plain <loss>", "a": "loss + A", "b": "loss + B", "c": "loss +
 LABELS |= {"pca": "untrained, pca", "white": "whitened"}
 
 
-def told(study: StudyFile, results: Any) -> list[str]:
-    return advice(study, judge(study, results), results, LABELS)
+def told(study: StudyFile, results: Any, setup: Any = ()) -> list[str]:
+    """As plain text."""
+    named = neutral(study, judge(study, results), LABELS)
+    return [line.replace("**", "") for line in advice(*named, results, LABELS, setup)]
+
+
+OWN = Own(LABELS, [], {"Export it": "python -m benchmarks.export 'my run' --output exported"})
+
+
+def own_files(study: StudyFile, results: Any, own: Own = OWN) -> dict[str, str]:
+    findings = judge(study, results)
+    about = {"registration": "Registered at `abc`.", "command": "python -m benchmarks.study toy"}
+    tried = {row: [] for row in study.rows}
+    told, files = study_files("toy", study, findings, results, tried=tried, own=own, **about)
+    assert told == advice(*neutral(study, findings, LABELS), results, LABELS, own.setup)
+    return {name: content.decode() for name, content in files.items()}
 
 
 def html_of(study: StudyFile, results: Any) -> str:
-    given = {"labels": LABELS, "tried": {row: [] for row in study.rows}}
-    given |= {"steps": {"Export it": "python -m benchmarks.export 'my run' --output exported"}}
-    about = {"registration": "Registered at `abc`.", "command": "python -m benchmarks.study toy"}
-    about["told"] = told(study, results)
-    measured = study, judge(study, results), results
-    return study_html(*measured, figures=study_figures(*measured), **about, **given)
+    return own_files(study, results)["toy.html"]
 
 
 def test_a_gain_is_told_with_its_size_cost_and_sureness():
     lead, method, beside = told(*without_papers({"a": 2.5, "b": 0.0}))
-    assert lead.startswith("For 52 of 100 photographs of new classes, the nearest photograph ")
+    assert lead.startswith("For 52 of 100 images of new classes, the nearest image ")
     assert method.startswith("Recommended: loss + A. Training raises that number from 48.0 of 100")
     assert f"to 52.5, by +4.5 (+4.3 to +4.7 with a confidence of 95 %, over {N} repeated" in method
-    better = "It is 2.5 points (2.3 to 2.7) better than plain <loss> alone, in finding the nearest"
-    assert better in beside and "for 1.3 times the training time" in beside
+    better = f"Yes: loss + A beside plain <loss>, +2.50 ± {WIDTH} points of Recall@1 (from 50.00 "
+    assert beside.startswith(f"{better}to 52.50 %), at 1.30 times the time of a step. 1 other ")
 
 
 @pytest.mark.parametrize(
     ("gains", "sentence"),
     [
-        ({"a": 0.4, "b": 0.0}, "This is a small gain, less than 1 point."),
-        ({"a": 1.0, "b": 0.0}, "The gain may be less than 1 point, so"),
-        ({"a": 0.0, "b": -2.0}, "Use plain <loss> alone: none of the methods is worth having"),
-        ({"a": -2.0, "b": -3.0}, "Any gain is unlikely, even for loss + A"),
+        ({"a": 0.4, "b": 0.0}, "Yes: loss + A beside plain <loss>, +0.40 "),
+        ({"a": 0.0, "b": -2.0}, "No: no method helps. The largest gain that a 95 % interval still allow"),
+        ({"a": -2.0, "b": -3.0}, "still allows is 0.00 points of Recall@1 (loss + A beside plain <lo"),
     ],
 )  # fmt: skip
 def test_advice_by_gain(gains, sentence):
     assert sentence in told(*without_papers(gains))[2]
 
 
-def marked(study: StudyFile, results: Any) -> tuple[set[str], list[str]]:
-    """The networks with a star, in tables and figures, and the values in bold."""
-    page = html_of(study, results)
-    figures = re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)
-    page += "".join(base64.b64decode(figure).decode() for figure in figures)
-    names = [
-        unescape(name).rpartition("beside ")[2]
-        for name in re.findall("([^<>]+)\N{NO-BREAK SPACE}★", page)
-    ]
-    starred = {name[0].lower() + name[1:] for name in names}
-    return starred, re.findall(r'class="best">([^<]+)<', page)
+def starred(study: StudyFile, results: Any) -> set[str]:
+    """The networks with a star, in tables and figures."""
+    files = own_files(study, results)
+    texts = [text for name, text in files.items() if not name.endswith(".html")]
+    found = re.findall("([^<>|]+)\N{NO-BREAK SPACE}★", "|".join(texts))
+    names = {unescape(name).strip().rpartition("beside ")[2] for name in found}
+    return {name[0].lower() + name[1:] for name in names}
 
 
 def test_a_better_network_is_not_hidden_and_the_star_stands_at_the_recommended_one():
@@ -292,13 +297,13 @@ def test_a_better_network_is_not_hidden_and_the_star_stands_at_the_recommended_o
     results["b"] = row_of(9.1, noise=2 * NOISE[::-1])
     _, method, beside = told(study, results)
     assert method.startswith("Recommended: loss + A.")
-    assert "But loss + B has 59.1 % here, and loss + A 51.5 %" in beside
-    assert marked(study, results) == ({"loss + A"}, ["51.5", "+1.5"])
+    assert "But loss + B has 59.1 % Recall@1 here, and loss + A 51.5 %" in beside
+    assert starred(study, results) == {"loss + A"}
     results["a"] = row_of(0.0)
     _, method, beside, *_ = told(study, results)
-    assert method.startswith("Recommended: loss + C.") and "Use loss + C alone" in beside
-    assert "unlikely, even for loss + B, which could gain the most" in beside
-    assert marked(study, results) == ({"loss + C"}, ["59.0"])
+    assert method.startswith("Recommended: loss + C.") and "no method helps" in beside
+    assert "points of Recall@1 (loss + B beside loss + C)" in beside
+    assert starred(study, results) == {"loss + C"}
 
 
 def test_own_images_have_their_classes_and_what_may_help():
@@ -310,38 +315,45 @@ def test_own_images_have_their_classes_and_what_may_help():
         run["outputs"] |= {"untrained_pca": {RECALL: 0.4}, "untrained_features": {RECALL: 0.45}}
         run["per_class"] = by_size
     setup = ["Not tried here: another trunk.", "Network: toy."]
-    lead, *_, more, network = advice(study, judge(study, results), results, LABELS, setup)
-    few = "Of classes with fewer than 8 photographs, 5 of 100 are right, of the others 60: more "
+    lead, *_, more, network = told(study, results, setup)
+    few = "Of classes with fewer than 8 images, 5 of 100 are right, of the others 60: more "
     assert few in more and "network have 45.0 of 100" in more and more.endswith(setup[0])
     assert network == setup[1]
     sections = by_class(results["a"], [*"hgfedcba"], "loss + A")
     rows = [["h", "4", "5.0", "3.0"], ["g", "8", "60.0", "9.0"]]
     assert [row for row in sections[0].table.rows if row[0] in "hgf"] == rows
-    page = page_of(study, results, told=[lead, network], sections=sections)
-    assert f"**{lead}**\n\n* Network: toy.\n" in page and "| h | 4 | 5.0 | 3.0 |" in page
+    own = OWN._replace(setup=setup, known=["Known? No."], sections=sections)
+    files = own_files(study, results, own)
+    page = files["toy.md"]
+    assert page.index(f"**{lead}**") < page.index("* Network: toy.\n\nKnown? No.\n")
+    assert page.index("## Behind the answer") < page.index("### Class by class\n\nWith loss + A")
+    assert "<details><summary>Class by class</summary>" in files["toy.html"]
+    opened = own._replace(sections=[sections[0]._replace(folded=False)])
+    page = own_files(study, results, opened)["toy.md"]
+    assert page.index("\n## Class by class\n") < page.index("## What next")
 
 
 def test_the_page_begins_in_plain_words_and_loads_nothing():
     page = html_of(*without_papers({"a": 1.5, "b": -2.0}))
     first, _, rest = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).partition("<h2>")
     assert "Recommended: loss + A" in first and "plain &lt;loss&gt;" in first
-    assert "±" not in first and "0123abc" not in first and "0123abc" in rest
+    assert "0123abc" not in first and "0123abc" in rest
     assert "default-src 'none'" in page and not re.search(r"(src|href)=.?(?!data:)[\w/.]+:?/", page)
-    assert "python -m benchmarks.export &#39;my run&#39;" in page
+    assert "python -m benchmarks.export 'my run'" in page
 
 
-def test_rows_have_neutral_names_coloured_words_and_marked_best_values():
-    study, results = without_papers({"a": 1.5, "b": -2.0})
-    page = html_of(study, results)
-    assert not re.search(r"\b[ab] helps", page, re.IGNORECASE), "a claim that may be denied"
-    table = page[page.index('<div class="methods">') : page.index("</table>")]
-    assert '<span class="gain">worth having</span>' in table
-    assert '<span class="harm">harms</span>' in table
-    assert re.findall(r'class="best">([^<]+)<', table) == ["51.5", "+1.5"]
-    assert table.count("beside plain &lt;loss&gt;") == 2 and "× 1.30" in table
+def test_rows_have_neutral_names_and_two_ways_to_say_how_good_they_are():
+    study, results = without_papers({"a": 1.5, "b": -2.0}, primary=MAP)
+    files = own_files(study, results)
+    assert not re.search(r"\b[ab] helps", "".join(files.values()), re.IGNORECASE), "a claim"
+    assert "beside plain &lt;loss&gt;" in files["toy.html"]
+    main, *_ = tables(files["toy.md"])
+    assert [row[3:5] for row in main] == [
+        ["10.00 → 10.00", "50.0 → 51.5"], ["10.00 → 10.00", "50.0 → 48.0"]
+    ]  # fmt: skip
     results["b"][3]["metrics"] = {}
-    page = html_of(study, results)
-    assert "diverged" in page and "<span>–</span>" in page
+    main, *_ = tables(own_files(study, results)["toy.md"])
+    assert main[1][1] == "diverged" and main[1][3:5] == ["", ""]
 
 
 def with_untrained(gains: dict[str, float], **untrained: float) -> tuple[StudyFile, dict[str, Any]]:
@@ -385,7 +397,7 @@ def test_a_training_must_beat_the_untrained_network(gains, white, row, lead):
         assert f"by {beside} (" in method and f"from {50 + white:.1f} of 100" in method
         assert f"Beside `white`, `{best}` has {beside} points" in page
         assert "## Does training pay?" in page
-        assert marked(study, results)[0] == {LABELS[row]}
+        assert starred(study, results) == {LABELS[row]}
     else:
         assert "`white`: 51.0 %" in page
 
