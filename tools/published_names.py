@@ -30,7 +30,7 @@ PHOTOGRAPHS = "photographs_"
 OF_PHOTOGRAPHS = (
     *("cars", "cars_longer", "cars_orders", "cars_others", "cars_tuned", "birds_whole"),
     *("grocery", "grocery_controls", "grocery_jrs", "grocery_rates", "jrs_butterflies"),
-    *("mechanism_birds", "mechanism_butterflies", "mechanism_losses", "heads"),
+    *("mechanism_birds", "mechanism_butterflies", "mechanism_losses", "heads", "heads_methods"),
 )
 STUDIES = {
     **{"claims": "glyphs", "fixed_projections": "glyphs_fixed"},
