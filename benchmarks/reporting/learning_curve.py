@@ -32,7 +32,8 @@ def more_photographs(curve: Curve, label: str) -> list[Section]:
         "error is that of the draws; other classes would vary more."
     )
     url = base64.b64encode(figure(curve)).decode()
-    picture = f'<img src="data:image/svg+xml;base64,{url}" alt="{header[1]}, by {header[0]}">'
+    source = f'src="data:image/svg+xml;base64,{url}" style="max-width: 100%"'
+    picture = f'<img {source} alt="{header[1]}, by {header[0]}">'
     return [Section("Would more photographs help?", text, Table(header, rows), picture)]
 
 
