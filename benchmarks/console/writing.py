@@ -134,13 +134,15 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
     """
     partial = target.with_name(f".{target.name}.partial")
     work = partial / "work"
-    with OwnedFolder(partial, patience=math.inf if wait else 0):
-        try:
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            yield work
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            (partial / LOCK).unlink()
-    with suppress(OSError):  # the next owner has it
-        partial.rmdir()
+    try:
+        with OwnedFolder(partial, patience=math.inf if wait else 0):
+            try:
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir()
+                yield work
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+                (partial / LOCK).unlink()
+    finally:
+        with suppress(OSError):  # another owner has it
+            partial.rmdir()

@@ -1,5 +1,6 @@
 """A study chooses settings and seeds on validation classes, and goes on where it was; then it trains for use."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     assert "Trainings left: 14, 2 at a time." in capsys.readouterr().out
     shutil.rmtree("runs")  # the results outlive them
     assert command("--trackers=tensorboard") == 0
-    assert Path("toy.md").read_text() == page
+    steps = re.search(r"## What next\n.*?(?=## )", page, re.DOTALL)  # which need the runs
+    assert Path("toy.md").read_text() == page.replace(steps[0], "")
     assert len(queues) == 3
 
 
@@ -103,7 +105,7 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
     assert made.tried("base")[1] == ({RATE: 0.02}, None, [1])
     assert (made.chosen("third"), made.tests("third")) == (None, [])
     assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
-    assert "new is better" in Path("toy.md").read_text().lower()
+    assert "new beside base" in Path("toy.md").read_text().lower()
 
 
 def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(toy, trained_by):
