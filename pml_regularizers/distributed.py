@@ -132,7 +132,8 @@ class DistributedLoss(Around):
     """
 
     _warned = False
-    _agreed = False  # on parameters and buffers
+    _agreed: tuple[int | None, int] = (None, 0)
+    """Code of the batch that all processes held last, and the bytes of its rows on the CPU."""
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -196,14 +197,21 @@ class DistributedLoss(Around):
     def _gather(self, rows: Mapping[str, Any], tuples: Any, features: Any) -> dict[str, Tensor]:
         """Rows of all processes, after a check that all hold the same: else gathering would hang.
 
-        No check that one process alone may fail comes before it. A code of what is held travels through the CPU, so
-        that a GPU does not wait.
+        No check that one process alone may fail comes before it.
+        In a steady state a code of what is held travels with the rows, in a message of the size that all agreed on
+        last; on a GPU by itself, through the CPU, so that the device does not wait.
         """
         others = {"features": features, "tuples": tuples}
         text = _described({"labels": None, **rows}, whole=True)
         text = f"{text}, {_described(others, whole=False)}"
-        group = _cpu_group(dist.group.WORLD)
-        if _differs(crc32(text.encode()), group):
+        code, group = crc32(text.encode()), _cpu_group(dist.group.WORLD)
+        device = getattr(rows["embeddings"], "device", torch.device("cpu"))
+        tensors = [x.to(device) for x in rows.values() if isinstance(x, Tensor)]
+        agreed, size = self._agreed
+        at_once = code == agreed and device.type == "cpu"
+        message = tensors if at_once else [torch.empty(size, dtype=torch.uint8)]
+        codes, *gathered = all_gather(torch.tensor([code]), *message, group=group)
+        if codes.ne(code).any():
             texts: list[Any] = [None] * world_size()
             dist.all_gather_object(texts, text, group)
             raise ValueError(
@@ -212,25 +220,26 @@ class DistributedLoss(Around):
                 "Accelerate's even_batches), and cast the same on all"
             )
         check_batch(rows["embeddings"], rows.get("labels"))
-        if not all(isinstance(x, Tensor) for x in rows.values()):
+        if len(tensors) < len(rows):
             raise ValueError(f"{', '.join(rows)}: expected tensors, got {text}")
         if tuples is not None:
             raise ValueError(
                 f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
                 "pass the miner to DistributedLoss(loss, miner=...)"
             )
-        if not self._agreed:
+        if agreed is None:
             self._check_equal_state(group)
-            self._agreed = True
-        device = rows["embeddings"].device
-        return dict(zip(rows, all_gather(*(x.to(device) for x in rows.values())), strict=True))
+        if not at_once:
+            self._agreed = code, sum(x.nbytes for x in tensors) if device.type == "cpu" else 0
+            gathered = all_gather(*tensors)
+        return dict(zip(rows, gathered, strict=True))
 
     def _check_equal_state(self, group: Any) -> None:
         digest = 0
         for x in (*self.loss.parameters(), *self.loss.buffers()):
             raw = x.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest = crc32(raw.numpy().data, digest)
-        if _differs(digest, group):
+        if all_gather(torch.tensor([digest]), group=group)[0].ne(digest).any():
             raise RuntimeError(
                 f"loss: the {world_size()} processes hold different parameters or buffers of "
                 f"{type(self.loss).__name__}, such as projections, expected the same; {_REMEDY}"
@@ -265,11 +274,6 @@ class DistributedLoss(Around):
         if labels is None and "labels" not in taken:  # SelfSupervisedLoss(embeddings, ref_emb=...)
             return self.loss(embeddings, **given)  # type: ignore[no-any-return]
         return self.loss(embeddings, labels, **given)  # type: ignore[no-any-return]
-
-
-def _differs(code: int, group: Any) -> bool:
-    """True, on all processes, if one of them has another code."""
-    return bool(all_gather(torch.tensor([code]), group=group)[0].ne(code).any())
 
 
 @lru_cache(maxsize=1)
