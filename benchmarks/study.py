@@ -130,7 +130,7 @@ def _draw(
     from benchmarks.reporting.study_page import Own, study_files
     from benchmarks.reporting.untrained_rows import untrained_row
     from benchmarks.studies.auditing import judged, registration
-    from benchmarks.studies.showing import setup, shown
+    from benchmarks.studies.showing import fewer_photographs, setup, shown
 
     file, results, runs = study.final, study.results, study.runs
     found, findings = judged(study)
@@ -141,7 +141,9 @@ def _draw(
     steps = _next_steps(study, options, choice.row, command)
     mine = None
     if not published:
-        mine = Own(study.labels(), setup(study, choice.row), steps, **shown(study, choice))
+        curve = fewer_photographs(study)
+        about = setup(study, choice.row, curve)
+        mine = Own(study.labels(), about, steps, **shown(study, choice, curve))
     told, files = study_files(
         *(output.stem, file, findings, found),
         tried={row: study.tried(row) for row in study.rows},

@@ -24,12 +24,12 @@ class Section(NamedTuple):
     title: str
     text: str
     table: Table
-    pictures: str = ""  # in HTML, which alone shows them
+    pictures: str | bytes = ""  # HTML or an SVG file, for the page in HTML
     folded: bool = True  # behind the answer, where HTML folds it
 
 
 def stored_by_class(runs: Mapping[int, Result]) -> list[Mapping[str, Sequence[int]]]:
-    """What the runs of a row stored by class; older code did not."""
+    """Results by class of a row's runs; runs made by older code have none."""
     return [run["per_class"] for run in runs.values() if run.get("per_class")]
 
 

@@ -26,10 +26,13 @@ from benchmarks.studies.choosing import left_out, score_of
 from benchmarks.studies.study import Study
 
 
-def shown(study: Study, choice: Choice) -> dict[str, Any]:
+def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     """Parts of the pages, all of the recommended row: "known", "sections" and the HTML of "neighbours".
 
     The last two need the runs and the images; without them, they are empty.
+
+    Args:
+        curve: From `fewer_photographs`.
     """
     tests, labels = study.tests(choice.row), study.labels()
     job, label = tests[0], labels[choice.row]
@@ -38,8 +41,8 @@ def shown(study: Study, choice: Choice) -> dict[str, Any]:
         "sections": [*_tested(study, labels)],
         "neighbours": "",
     }
-    if (untrained := untrained_row(study.file, study.found())) is not None:
-        about["sections"] += more_photographs(_learning_curve(study, untrained), labels[untrained])
+    if curve and (untrained := untrained_row(study.file, study.found())) is not None:
+        about["sections"] += more_photographs(curve, labels[untrained])
     results = {job.seed: result for job in tests if (result := study.results.of(job))}
     rows = [choice.row]
     if choice.finding is not None:
@@ -62,15 +65,13 @@ def shown(study: Study, choice: Choice) -> dict[str, Any]:
     return about
 
 
-def setup(study: Study, row: str) -> list[str]:
+def setup(study: Study, row: str, curve: Curve) -> list[str]:
     """What else could be tried, and what measured a row's network: trunk, pixels, frozen stages, time, hardware."""
     record = study.tests(row)[0].record() or {}
     if "gpus" not in record.get("hardware", {}):
         return []
     config, hardware = record["config"], record["hardware"]
     model, pixels = config["model"], record["data"].get("image_size", "")
-    fewer = untrained_row(study.file, study.found())
-    curve = [] if fewer is None else _learning_curve(study, fewer)
     told = f"{sentence(curve)} " if len(curve) > 1 else ""
     options = ["another trunk (`--model.trunk=NAME`)"]
     if config["data"]["dataset"] != "glyphs":
@@ -95,8 +96,13 @@ def setup(study: Study, row: str) -> list[str]:
     ]
 
 
-def _learning_curve(study: Study, row: str) -> Curve:
-    """That of an untrained row, measured once; nothing without its run and images, or with cameras or galleries."""
+def fewer_photographs(study: Study) -> Curve:
+    """The learning curve of the untrained network, measured once.
+
+    It is empty without such a row, its run and its images, or where cameras or galleries decide what is ranked.
+    """
+    if (row := untrained_row(study.file, study.found())) is None:
+        return []
     job, path = study.tests(row)[0], study.runs / "learning_curve.json"
     with damage_named(path, "delete it, and it is measured again"):
         kept = read_json(path) if path.exists() else {}
@@ -123,8 +129,8 @@ def _learning_curve(study: Study, row: str) -> Curve:
 
 def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
     """Which comparisons validation classes chose for the test, by which rule; nothing if all are tested."""
-    main = [of for of in study.file.comparisons if of.family == "main"]
-    tested = [of for of in study.final.comparisons if of.family == "main"]
+    main = [pair for pair in study.file.comparisons if pair.family == "main"]
+    tested = [pair for pair in study.final.comparisons if pair.family == "main"]
     if len(tested) == len(main):
         return []
 
@@ -135,9 +141,15 @@ def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
         return "diverged" if value is None or not isfinite(value) else f"{100 * value:.1f}"
 
     rows = [
-        [labels[method], score(method), labels[base], score(base), "yes" if of in tested else "no"]
-        for of in main
-        for method, base in [of.rows()]
+        [
+            labels[method],
+            score(method),
+            labels[base],
+            score(base),
+            "yes" if pair in tested else "no",
+        ]
+        for pair in main
+        for method, base in [pair.rows()]
     ]
     metric = f"{metric_name(study.file.choice.metric)} (%)"
     header = ["method", metric, "beside", f"its {metric}", "tested"]

@@ -3,7 +3,9 @@
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from accelerate import Accelerator
 
 from benchmarks.building.images import Datasets
 from benchmarks.console.arguments import say
@@ -36,11 +38,8 @@ from benchmarks.training.loop import Trainer
 from benchmarks.training.parts import build_parts, decoded, find_horde
 from benchmarks.training.state import TrainingState
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
-
-def run(experiment: Experiment, record: RunWriter, accelerator: "Accelerator") -> None:
+def run(experiment: Experiment, record: RunWriter, accelerator: Accelerator) -> None:
     """Train, test and report; of a finished run, report.
 
     Raises:
