@@ -1,4 +1,4 @@
-"""What a dataset lists: its images, their classes and their parts. Images are not opened here."""
+"""A dataset's list of images, with their classes and their parts. No image is opened here."""
 
 import codecs
 import errno

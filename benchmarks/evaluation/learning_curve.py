@@ -1,7 +1,7 @@
-"""How often the nearest photograph would have been right with fewer photographs of each class: a learning curve.
+"""A learning curve: how often the nearest photograph is right with fewer photographs of each class.
 
-The folder is thinned to so many photographs of each class, drawn at random, in training and test classes alike. The
-layer in closed form is fitted anew, and each photograph that is left is searched among the others.
+For each number, photographs are drawn at random from training and test classes alike. The layer in closed form is
+fitted to those of the training classes, and each drawn test photograph is a query among the others.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.evaluation.tester import measure
 
 DRAWS = 10
-"""Of each number of photographs but the largest."""
+"""Random draws for each number of photographs, except the largest, which is the whole folder."""
 
 Features = tuple[Tensor, Tensor]
 """Pooled features (N, C) and labels (N,)."""
@@ -42,7 +42,7 @@ def learning_curve(
             seen, tested = (
                 (train, test)
                 if whole
-                else (_thinned(of, number, generator) for of in (train, test))
+                else (_thinned(images, number, generator) for images in (train, test))
             )
             rows = closed_form(*seen, tested[0], size, whiten=whiten)
             right.append(100 * measure(rows, tested[1], [1])["recall_at_1"])
@@ -51,7 +51,7 @@ def learning_curve(
 
 
 def _thinned(images: Features, number: int, generator: np.random.Generator) -> Features:
-    """So many images of each class, or all that it has."""
+    """At most `number` random images of each class."""
     features, labels = images
     mixed = torch.from_numpy(generator.permutation(len(labels)))
     kept = torch.cat([mixed[labels[mixed] == label][:number] for label in labels.unique()])

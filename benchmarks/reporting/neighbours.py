@@ -29,10 +29,8 @@ SAVED = "neighbours.npz"
 
 THUMBNAIL = 96  # largest side of a shown image, in pixels
 
-SPREAD, EXTREMES = (
-    8,
-    4,
-)  # queries of a report: evenly spread ones, and the best and the worst of a method
+SPREAD, EXTREMES = 8, 4
+"""Queries of a report: evenly spread ones, and the best and the worst of a method."""
 
 MOST, BESIDE = 6, 5  # queries for which two networks differ, and neighbours of each
 
@@ -40,7 +38,7 @@ Images = Glyphs | ImageSet
 
 
 class Neighbours(NamedTuple):
-    """What a run has saved: rows of its test set."""
+    """Queries and their neighbours, as a run saved them: rows of its test set."""
 
     queries: NDArray[Any]  # (q,)
     near: NDArray[Any]  # (q, k), the nearest first

@@ -181,7 +181,7 @@ def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
 
 
 def _lost(study: StudyFile, choice: Choice, results: Results) -> list[str]:
-    """What the recommended training lost against the untrained network; nothing if it did not lose."""
+    """How far the recommended training is behind the untrained network; empty if it is not."""
     if choice.untrained is None or (metric := choice.untrained.lost(study.primary)) is None:
         return []
     lost, score = choice.untrained.told(study.primary), percent(results[choice.row], metric)

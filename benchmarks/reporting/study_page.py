@@ -21,12 +21,14 @@ from benchmarks.settings.study_files import Comparison, StudyFile
 
 
 class Own(NamedTuple):
-    """What only a study of one's own images has: its page is in HTML, too, and names methods in place of claims."""
+    """What a study of one's own images adds; its page is also in HTML, and names methods instead of claims."""
 
     labels: Mapping[str, str] = {}  # the names of the rows' methods
     setup: Sequence[str] = ()  # sentences for `advice`
     steps: Mapping[str, str] = {}  # what to do next: {title: command}
-    known: Sequence[str] = ()  # how well known and unknown images are told apart, in sentences
+    known: Sequence[
+        str
+    ] = ()  # sentences on how well the network tells known images from unknown ones
     sections: Sequence[Section] = ()
     neighbours: str = ""  # pictures, in HTML
 

@@ -1,4 +1,4 @@
-"""What stands behind a study's answer: the verdicts with their intervals, and what led to them."""
+"""The tables behind a study's answer: verdicts with intervals, mean results, and the settings that were tried."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What scores on validation classes decide: values to try next, rows to leave out, and comparisons to test."""
+"""Decisions by the scores on validation classes: values to try next, rows to leave out, comparisons to test."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ Choose = Mapping[str, Sequence[float]]
 """The values of each setting, in order."""
 
 Bounds = dict[str, tuple[int, int]]
-"""Of each setting, the first value that is tried, and the first one behind these."""
+"""For each setting, the range of its values that is tried: the first index, and the one after the last."""
 
 
 def first_bounds(choose: Choose, first: int | None) -> Bounds:
@@ -72,7 +72,7 @@ def finalists(study: StudyFile, tried: Scores) -> StudyFile | None:
     if study.choice.finalists is None:
         return study
     main = [comparison for comparison in study.comparisons if comparison.family == "main"]
-    scores = {row: score_of(study, row, tried) for of in main for row in of.rows()}
+    scores = {row: score_of(study, row, tried) for pair in main for row in pair.rows()}
     if None in scores.values():
         return None
 
@@ -81,4 +81,4 @@ def finalists(study: StudyFile, tried: Scores) -> StudyFile | None:
         return max(better, than), better
 
     behind = sorted(main, key=rank, reverse=True)[study.choice.finalists :]
-    return replace(study, comparisons=[of for of in study.comparisons if of not in behind])
+    return replace(study, comparisons=[each for each in study.comparisons if each not in behind])

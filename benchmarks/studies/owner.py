@@ -1,4 +1,4 @@
-"""The folder of a study's runs says whose they are."""
+"""The owner of a folder of runs: the study that made them."""
 
 from pathlib import Path
 
@@ -25,5 +25,6 @@ def check_owner(runs: Path, study: str) -> None:
 
 
 def own(runs: Path, study: str) -> None:
+    """Make the folder, and write the study's name into it."""
     runs.mkdir(parents=True, exist_ok=True)
     replace_file(runs / OWNER, f"{_name(study)}\n".encode())
