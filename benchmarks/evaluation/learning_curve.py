@@ -6,9 +6,11 @@ fitted to those of the training classes, and each drawn test photograph is a que
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from benchmarks.evaluation.tester import measure
+from pml_regularizers import pca_init_, whitening_init_
 
 DRAWS = 10
 """Random draws for each number of photographs, except the largest, which is the whole folder."""
@@ -44,7 +46,7 @@ def learning_curve(
                 if whole
                 else (_thinned(images, number, generator) for images in (train, test))
             )
-            rows = closed_form(*seen, tested[0], size, whiten=whiten)
+            rows = _outputs(*seen, tested[0], size, whiten=whiten)
             right.append(100 * measure(rows, tested[1], [1])["recall_at_1"])
         curve.append((number, right))
     return curve
@@ -58,30 +60,12 @@ def _thinned(images: Features, number: int, generator: np.random.Generator) -> F
     return features[kept], labels[kept]
 
 
-def closed_form(
+@torch.no_grad()
+def _outputs(
     trained: Tensor, labels: Tensor, features: Tensor, size: int, *, whiten: bool
 ) -> Tensor:
-    """The outputs (n, size) of the library's layer for features (n, C), if it is fitted on others (N, C).
-
-    As `pca_init_` and `whitening_init_`, but within the span of the fitted features, which holds all components:
-    where N is far below C, that takes a hundredth of the time. There are fewer outputs if the span has fewer
-    dimensions.
-    """
-    mean = trained.double().mean(dim=0)
-    centred = trained.double() - mean
-    _, scales, directions = torch.linalg.svd(centred, full_matrices=False)
-    span = directions[scales > 1e-9 * scales[0]]
-    inside, outputs = centred @ span.T, (features.double() - mean) @ span.T
-    if whiten:
-        _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
-        means = torch.zeros(len(counts), len(span), dtype=torch.float64)
-        means = means.index_add(0, classes, inside) / counts[:, None]
-        within = inside - means[classes]
-        within = within.T @ within / len(inside)
-        within.diagonal().add_(within.trace() / trained.shape[1])
-        variances, axes = torch.linalg.eigh(within)
-        whitening = axes / variances.sqrt() @ axes.T
-        inside, outputs = inside @ whitening, outputs @ whitening
-    components = torch.linalg.eigh(inside.T @ inside).eigenvectors.flip(1)[:, :size]
-    rows: Tensor = outputs @ components
-    return rows.float()
+    """A layer's outputs for features (n, C), if it is fitted on others (N, C); fewer than `size` if N or C is."""
+    layer = skip_init(nn.Linear, trained.shape[1], min(size, *trained.shape), dtype=torch.float64)
+    fitted = whitening_init_(layer, trained, labels) if whiten else pca_init_(layer, trained)
+    outputs: Tensor = fitted(features.double()).float()
+    return outputs

@@ -1,15 +1,17 @@
 r"""Linear layers in closed form, from a trunk's features: principal components, and within-class whitening.
 
     pca:        y = V^T (x - m)             m the mean, V the leading eigenvectors of the covariance S
-    whitening:  y = U^T A (x - m)           A = (S_w + tr(S_w) / C I)^(-1/2), U the leading eigenvectors of A S A
+    whitening:  y = U^T A (x - m)           A = (S_w + r tr(S_w) / C I)^(-1/2), U the leading eigenvectors of A S A
 
-S_w is the covariance of features around the means of their classes. Its mean variance, tr(S_w) / C, is added since
-classes of a few images leave most directions without any variance: a shrinkage of one half (Ledoit and Wolf, 2004).
+S_w is the covariance of features around the means of their classes. A multiple of its mean variance, tr(S_w) / C,
+is added since classes of a few images leave most directions without any variance: r = s / (1 - s) for a shrinkage s
+(Ledoit and Wolf, 2004), so that A whitens (1 - s) S_w + s tr(S_w) / C I, but for the factor sqrt(1 - s).
 
 A layer of random numbers throws away what a pretrained trunk knows; these keep it (docs/heads.md has the evidence).
 Everything is computed in float64 on the CPU, and signs are fixed, so that equal features give equal layers.
 """
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -48,13 +50,15 @@ def pca_init_(layer: Layer, features: Tensor) -> Layer:
         >>> f"{layer(torch.eye(4)[0] * 3).item():.3f}"
         '1.837'
     """
-    linear, mean, covariance = _start(layer, features)
-    _set(linear, mean, _leading(covariance, linear.out_features))
+    linear, mean, span, covariance = _start(layer, features)
+    _set(linear, mean, _leading(covariance, linear.out_features, span) @ span)
     return layer
 
 
 @torch.no_grad()
-def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
+def whitening_init_(
+    layer: Layer, features: Tensor, labels: Tensor, *, shrinkage: float = 0.5
+) -> Layer:
     """Set a linear layer to the leading components of features after within-class whitening, in place.
 
     Directions in which images of one class differ count less. It is LDA's whitening, without its limit of one
@@ -64,41 +68,50 @@ def whitening_init_(layer: Layer, features: Tensor, labels: Tensor) -> Layer:
         layer: As in `pca_init_`.
         features: As in `pca_init_`.
         labels: (N,), the classes.
+        shrinkage: Between 0 and 1, how far the covariance within classes moves to equal variances; near 1, the
+            layer is that of `pca_init_` but for a factor. 0.9 was better with a few images per class
+            (docs/heads.md): choose it on classes that are left out.
 
     Returns:
         The layer itself.
 
     Raises:
-        ValueError: as in `pca_init_`; for labels of another shape; if no two images of a class differ.
+        ValueError: as in `pca_init_`; for labels of another shape; if no two images of a class differ; for a
+            shrinkage that is not between 0 and 1.
     """
-    linear, mean, covariance = _start(layer, features)
+    if not 0 < shrinkage < 1:
+        raise ValueError(f"shrinkage: expected a number between 0 and 1, got {shrinkage}; try 0.5")
+    linear, mean, span, covariance = _start(layer, features)
     if getattr(labels, "shape", None) != features.shape[:1] or not isinstance(labels, Tensor):
         raise ValueError(
             f"labels: expected a tensor with one for each of {len(features)} features, got {came(labels)}; pass "
             "torch.tensor(labels), one label for each row"
         )
     _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(counts), features.shape[1], dtype=torch.float64)
-    for rows, of_rows in zip(features.split(BLOCK), classes.split(BLOCK), strict=True):
-        sums.index_add_(0, of_rows, rows.cpu().double() - mean)
+    sums = torch.zeros(len(counts), len(covariance), dtype=torch.float64)
+    for rows, of_rows in zip(_centred(features, mean, span), classes.split(BLOCK), strict=True):
+        sums.index_add_(0, of_rows, rows)
     between = sums.T @ (sums / counts[:, None]) / len(features)
     within = covariance - between
-    shrinkage = within.trace() / len(mean)
-    if not shrinkage > 1e-12 * covariance.trace() / len(mean):
+    if not within.trace() > 1e-12 * covariance.trace():
         raise ValueError(
             "labels: no two features of a class differ, so that there is nothing to whiten by; pass features of "
             "two or more images of a class, or use pca_init_"
         )
-    within.diagonal().add_(shrinkage)
+    within.diagonal().add_(shrinkage / (1 - shrinkage) * within.trace() / len(mean))
     variances, directions = torch.linalg.eigh(within)
     whitening = directions / variances.sqrt() @ directions.T
-    components = _leading(whitening @ covariance @ whitening, linear.out_features)
-    _set(linear, mean, components @ whitening)
+    components = _leading(whitening @ covariance @ whitening, linear.out_features, span)
+    _set(linear, mean, components @ whitening @ span)
     return layer
 
 
-def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tensor]:
-    """The linear layer, and the mean and the covariance of the features, checked."""
+def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
+    """The linear layer, and the features' mean, an orthonormal basis and their covariance in it, checked.
+
+    All components lie in the span of the centred features. Where rows are fewer than channels, it is smaller than
+    the whole space, and so quicker.
+    """
     linear = layer.fc if isinstance(layer, EmbeddingHead) else layer
     if not isinstance(linear, nn.Linear) or "weight" not in linear._parameters:
         raise ValueError(
@@ -124,21 +137,31 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
     blocks = features.detach().split(BLOCK)
     mean = torch.stack([rows.cpu().double().sum(dim=0) for rows in blocks]).sum(dim=0)
     mean /= len(features)
-    covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
-    for rows in blocks:
-        centred = rows.cpu().double() - mean
-        covariance += centred.T @ centred / len(features)
+    span = torch.eye(len(mean), dtype=torch.float64)
+    if len(features) < len(mean):
+        span = torch.linalg.qr((features.detach().cpu().double() - mean).T).Q.T
+    covariance = torch.zeros(len(span), len(span), dtype=torch.float64)
+    for rows in _centred(features, mean, span):
+        covariance += rows.T @ rows / len(features)
     if not covariance.isfinite().all():
         raise ValueError(
             "features: their squares leave the range of float64; divide them by their largest"
         )
-    return linear, mean, covariance
+    return linear, mean, span, covariance
 
 
-def _leading(covariance: Tensor, count: int) -> Tensor:
-    """The eigenvectors (count, C) of the largest eigenvalues, the largest first, with fixed signs."""
+def _centred(features: Tensor, mean: Tensor, span: Tensor) -> Iterator[Tensor]:
+    """The centred features in the basis, in float64 on the CPU, a block of rows at a time."""
+    for rows in features.detach().split(BLOCK):
+        rows = rows.cpu().double() - mean
+        yield rows if len(span) == len(mean) else rows @ span.T
+
+
+def _leading(covariance: Tensor, count: int, span: Tensor) -> Tensor:
+    """The eigenvectors of the largest eigenvalues in the basis, the largest first, with signs fixed outside it."""
     vectors = torch.linalg.eigh(covariance).eigenvectors.T.flip(0)[:count]
-    largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
+    outside = vectors @ span
+    largest = outside.gather(1, outside.abs().argmax(dim=1, keepdim=True))
     components: Tensor = vectors * largest.sign()
     return components
 

@@ -48,11 +48,14 @@ def test_components_are_those_of_scikit_learn(rows: int, monkeypatch: pytest.Mon
     assert_close(made(x), torch.from_numpy(expected.transform(x.numpy()) * signs[:, 0]))
 
 
-def test_whitening_is_that_of_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "shrinkage"), [(40, 0.5), (40, 0.9), (8, 0.2)])
+def test_whitening_is_that_of_the_sums(
+    rows: int, shrinkage: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(closed_form, "BLOCK", 6)
-    x, y, labels = features(40), features(9), torch.arange(40) % 7 * 3
-    made = whitening_init_(layer(bias=False), x, labels)
-    expected = torch.from_numpy(whitened(x.numpy(), labels.tolist(), y.numpy(), E))
+    x, y, labels = features(rows), features(9), torch.arange(rows) % 7 * 3
+    made = whitening_init_(layer(bias=False), x, labels, shrinkage=shrinkage)
+    expected = torch.from_numpy(whitened(x.numpy(), labels.tolist(), y.numpy(), E, shrinkage))
     signs = (made(y) * expected).sum(dim=0).sign()
     assert_close(made(y), expected * signs)
     assert made.bias.requires_grad
@@ -89,6 +92,7 @@ NORMED = torch.nn.utils.parametrizations.weight_norm
         (lambda: whitening_init_(layer(), X, LABELS[:7]), r"labels: .* 40 features, .* \(7,\)"),
         (lambda: whitening_init_(layer(), X, LABELS.tolist()), "labels: .* tensor .* got list"),
         (lambda: whitening_init_(layer(), X, torch.arange(40)), "labels: no two features"),
+        (lambda: whitening_init_(layer(), X, LABELS, shrinkage=1), "shrinkage: .* got 1;"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], Any], line: str) -> None:

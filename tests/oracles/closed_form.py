@@ -21,11 +21,15 @@ def class_means(x: np.ndarray, labels: Sequence[int]) -> list[np.ndarray]:
     ]
 
 
-def whitened(x: np.ndarray, labels: Sequence[int], y: np.ndarray, size: int) -> np.ndarray:
+def whitened(
+    x: np.ndarray, labels: Sequence[int], y: np.ndarray, size: int, shrinkage: float = 0.5
+) -> np.ndarray:
     """The leading components of y after the within-class whitening of x, up to their signs."""
     within = scatter(x, class_means(x, labels))
-    values, vectors = np.linalg.eigh(within + np.trace(within) / len(within) * np.eye(len(within)))
+    equal = np.trace(within) / len(within) * np.eye(len(within))
+    values, vectors = np.linalg.eigh((1 - shrinkage) * within + shrinkage * equal)
     root = sum(np.outer(v, v) / np.sqrt(value) for value, v in zip(values, vectors.T, strict=True))
+    root *= np.sqrt(1 - shrinkage)
     mean = x.mean(axis=0)
     white = (x - mean) @ root
     _, directions = np.linalg.eigh(scatter(white, [np.zeros(x.shape[1])] * len(x)))

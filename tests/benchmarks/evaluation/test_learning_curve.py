@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.evaluation.learning_curve import closed_form, learning_curve
+from benchmarks.evaluation.learning_curve import learning_curve
 from benchmarks.evaluation.tester import measure
 from benchmarks.reporting.learning_curve import more_photographs, sentence
-from pml_regularizers import pca_init_, whitening_init_
+from pml_regularizers import whitening_init_
 
 
 def images(classes: int, each: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,21 +17,12 @@ def images(classes: int, each: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(classes, 48)[labels] + nuisance + torch.randn(classes * each, 48), labels
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-def test_the_layer_in_closed_form_is_that_of_the_library(whiten):
-    (trained, labels), (features, _) = images(5, 6), images(4, 3)
-    layer = nn.Linear(48, 10, dtype=torch.float64)
-    fitted = whitening_init_(layer, trained, labels) if whiten else pca_init_(layer, trained)
-    expected = fitted(features.double()).detach()
-    rows = closed_form(trained, labels, features, 10, whiten=whiten).double()
-    torch.testing.assert_close(rows.abs(), expected.abs(), atol=1e-5, rtol=1e-5)  # signs are free
-
-
 def test_the_curve_thins_both_kinds_of_classes_and_ends_with_all_images():
     train, test = images(8, 12), images(6, 12)
     curve = learning_curve(train, test, 16, whiten=True)
     assert [(number, len(right)) for number, right in curve] == [(3, 10), (6, 10), (12, 1)]
-    rows = closed_form(*train, test[0], 16, whiten=True)
+    layer = whitening_init_(nn.Linear(48, 16, dtype=torch.float64), *train)
+    rows = layer(test[0].double()).detach().float()
     assert curve[-1][1] == [100 * measure(rows, test[1], [1])["recall_at_1"]]
     means = [sum(right) / len(right) for _, right in curve]
     assert means == sorted(means) and means[0] + 5 < means[-1]
