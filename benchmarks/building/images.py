@@ -48,7 +48,7 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
-    with _settings_named(data):
+    with settings_named(data):
         make = _splits(data, seed, 0.5)
         whole = "all" if data.split == "all" else "train"
         train = make(
@@ -73,7 +73,7 @@ def build_tested(data: Data, *, seed: int = 0, default: float | None = None) -> 
     Raises:
         ConfigError: as `build_datasets` does.
     """
-    with _settings_named(data):
+    with settings_named(data):
         images = _splits(data, seed, default)(split=data.split, max_classes=data.max_classes)
         _check(data, images, data.split)
         return images
@@ -96,7 +96,7 @@ def count_classes(data: Data) -> tuple[int, int, int]:
     Raises:
         ConfigError: as `build_datasets` does.
     """
-    with _settings_named(data):
+    with settings_named(data):
         listing = list_images(data, 0.5)
     names, need = sorted({*listing.classes}), 2 * data.folds
     both = zip(listing.classes, listing.parts, strict=True)
@@ -126,7 +126,7 @@ def list_images(data: Data, default: float | None = None) -> Listing:
 
 
 @contextmanager
-def _settings_named(data: Data) -> Iterator[None]:
+def settings_named(data: Data) -> Iterator[None]:
     """Name, in a ConfigError, the setting that an error is about."""
     try:
         yield

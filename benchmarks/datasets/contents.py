@@ -34,33 +34,30 @@ class ImageDigests(NamedTuple):
 
 
 @lru_cache(maxsize=1)  # a run asks for each of its splits
-def listed_digests(listing: Listing) -> list[ImageDigests]:
-    """The digests of each listed image.
+def listed_digests(listing: Listing) -> dict[int, ImageDigests]:
+    """The digests of each listed image, by its row.
 
     Raises:
         DatasetError: if some cannot be used; it names the first 20.
     """
-    usable, broken = [], {}
-    for row, result in enumerate(image_digests(listing)):
-        if isinstance(result, DatasetError):
-            broken[row] = result
-        else:
-            usable.append(result)
-    if broken:
-        raise listing.unusable(broken)
-    return usable
+    digests, errors = image_digests(listing)
+    if errors:
+        raise listing.unusable(errors)
+    return digests
 
 
 def content_digest(listing: Listing) -> str:
     """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
     digest = hashlib.sha256()
-    for path, file in zip(listing.paths, listed_digests(listing), strict=True):
-        digest.update(f"{path}\0{file.content}\n".encode())
+    for row, file in listed_digests(listing).items():
+        digest.update(f"{listing.paths[row]}\0{file.content}\n".encode())
     return digest.hexdigest()
 
 
-def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests | DatasetError]:
-    """The digests of each listed image, of its pixels those in its box; for one that cannot be used, why.
+def image_digests(
+    listing: Listing, *, anew: bool = False
+) -> tuple[dict[int, ImageDigests], dict[int, DatasetError]]:
+    """The digests of the listed images, of their pixels those in the box, and why the others cannot be used.
 
     Args:
         anew: Read unchanged files, too.
@@ -91,15 +88,20 @@ def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests 
     Image.init()  # opening an image loads them, which is not thread-safe
     with ThreadPool(joblib.cpu_count()) as pool:  # decoding and hashing hold no lock
         tasks = pool.imap(digest, range(len(listing)), chunksize=16)
-        bar = progress_bar(
-            tasks, total=len(listing), desc="look through", unit="image", leave=False
-        )
-        results = list(bar)
+        results = [
+            *progress_bar(tasks, total=len(listing), desc="look through", unit="image", leave=False)
+        ]
     if kept_in and before != (kept := before | kept):
         with suppress(OSError):  # then it takes as long the next time
             kept_in.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept_in, json.dumps(kept).encode())
-    return results
+    digests, errors = {}, {}
+    for row, result in enumerate(results):
+        if isinstance(result, DatasetError):
+            errors[row] = result
+        else:
+            digests[row] = result
+    return digests, errors
 
 
 def _kept_in(root: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """A dataset of image files for the runner."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -88,7 +88,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
         self._rows: list[int] = rows.tolist()
-        self.ranking = self._ranking(split, parts[rows].tolist())
+        self.ranking = self._ranking(split)
 
     @property
     def content(self) -> str:
@@ -97,7 +97,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     def copies(self) -> int:
         """Number of images with the same pixels as another of their class, and not of their group."""
-        pixels = [digests.pixels for digests in self.digests]
+        pixels = [file.pixels for file in self.digests]
         groups: Iterable[int] = range(len(self))
         if self.ranking is not None and self.ranking.groups is not None:
             groups = self.ranking.groups.tolist()
@@ -117,12 +117,11 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
         return {**kept, "crop_to_box": False}  # as older records have it, which stay comparable
 
-    def _ranking(self, split: Split, parts: Sequence[str]) -> Ranking | None:
-        listing, parts = self.listing, parts if split == "test" else ["test"] * len(self)
-        if split == "validation" and "query" in listing.parts:
+    def _ranking(self, split: Split) -> Ranking | None:
+        parts = None if split == "test" else ["test"] * len(self)
+        if split == "validation" and "query" in self.listing.parts:
             parts = np.where(self._held_out_queries(), "query", "gallery").tolist()
-        groups = None if listing.groups is None else [listing.groups[row] for row in self._rows]
-        return Ranking.listed(parts, groups, whole_groups=listing.whole_groups)
+        return Ranking.listed(self.listing, self._rows, parts)
 
     def _held_out_queries(self) -> torch.Tensor:
         """Make queries of about half of an item's images, as in the test part; a single image is in the gallery.

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.datasets.listing import Listing
 from pml_regularizers.metrics.ranks import count_right
 
 
@@ -37,17 +39,24 @@ class Ranking:
 
     @classmethod
     def listed(
-        cls, parts: Sequence[str], groups: Sequence[str] | None, *, whole_groups: bool
+        cls, listing: Listing, rows: Sequence[int], parts: Sequence[str] | None = None
     ) -> Self | None:
-        """That of tested images, by their parts and groups in a `Listing`; None for the usual one."""
-        if groups is None and {*parts} <= {"test"}:
+        """That of tested images, the rows of a listing; None for the usual one.
+
+        Args:
+            parts: Of each of the rows; default: as listed.
+        """
+        parts = [listing.parts[row] for row in rows] if parts is None else parts
+        if listing.groups is None and {*parts} <= {"test"}:
             return None
         queries, gallery = (
             torch.tensor([part != other for part in parts]) for other in ("gallery", "query")
         )
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(groups or ()))}
-        index = None if groups is None else torch.tensor([numbers[name] for name in groups])
-        return cls(queries, gallery, index, whole_groups)
+        groups = None
+        if listing.groups is not None:
+            _, numbers = np.unique([listing.groups[row] for row in rows], return_inverse=True)
+            groups = torch.from_numpy(numbers)
+        return cls(queries, gallery, groups, listing.whole_groups)
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Tensor]) -> Self | None:

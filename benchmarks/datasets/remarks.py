@@ -6,8 +6,9 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.datasets.contents import ImageDigests
 from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
 
@@ -22,25 +23,30 @@ Remark = tuple[str, str]
 """The subject, and the finding with what to do."""
 
 
-def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Remark]:
+SETTINGS = (
+    *("root", "table", "test_classes", "class_level", "known_classes", "camera", "sequence"),
+)
+"""Settings of `data` that decide what is listed."""
+
+
+def remarks(listing: Listing, digests: Mapping[int, ImageDigests]) -> list[Remark]:
     """Lines on a listing; none if there is nothing to say.
 
     Args:
-        pixels: Digests of the pixels of each listed file; None where there is none.
+        digests: Those of the listed files that can be used, by their rows.
     """
     lines = [*_parts(listing)] if listing.name == "folder" else []
     if listing.name in ("folder", "table"):
         lines += _alike(listing)
     if listing.left_out:
         lines.append(("left out", left_out_text(listing.left_out)))
-    return [*lines, *_copies(listing, pixels)]
+    return [*lines, *_copies(listing, digests)]
 
 
 def verify_command(data: Mapping[str, Any]) -> str:
     """The command that looks through all images of a run with these settings of `data`."""
     words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
-    names = ("root", "table", "test_classes", "class_level", "known_classes", "camera", "sequence")
-    given = {name: value for name in names if (value := data.get(name)) is not None}
+    given = {name: value for name in SETTINGS if (value := data.get(name)) is not None}
     written = {name: f"{v}".lower() if isinstance(v, bool) else f"{v}" for name, v in given.items()}
     words += [f"--data.{name}={value}" for name, value in written.items()]
     return shlex.join(words)
@@ -92,58 +98,49 @@ def _words(folder: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", folder.casefold())
 
 
-class _Image(NamedTuple):
-    path: str
-    group: str
-    label: str
-    part: str
-
-
-def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[Remark]:
+def _copies(listing: Listing, digests: Mapping[int, ImageDigests]) -> Iterator[Remark]:
     """Images of the same pixels: both train and test, of one use, or of two classes.
 
     A link to an image and a copy of its file have the same pixels, too.
     """
-    groups = listing.groups or [f"{row}" for row in range(len(listing))]
-    listed = map(_Image, listing.paths, groups, listing.classes, listing.parts)
+    paths, parts, groups = listing.paths, listing.parts, listing.groups or range(len(listing))
     alike = defaultdict(list)
-    for digest, image in zip(pixels, listed, strict=True):
-        alike[digest].append(image)
-    alike.pop(None, None)
-    same = [images for images in alike.values() if len(images) > 1]
-    if across := [images for images in same if len({i.part == "train" for i in images}) > 1]:
-        count = sum(image.part == "train" for images in across for image in images)
+    for row, file in digests.items():
+        alike[file.pixels].append(row)
+    same = [rows for rows in alike.values() if len(rows) > 1]
+
+    def example(copies: Sequence[Sequence[int]]) -> str:
+        return f"{paths[copies[0][0]]} = {paths[copies[0][-1]]}"
+
+    if across := [rows for rows in same if len({parts[row] == "train" for row in rows}) > 1]:
+        count = sum(parts[row] == "train" for rows in across for row in rows)
         yield (
             "train and test",
-            f"{count:,} images train and test, such as {_example(across)}; remove one of each",
+            f"{count:,} images train and test, such as {example(across)}; remove one of each",
         )
-    tested = sorted({*listing.parts} - {"train"}, reverse=True)
-    for parts in (tested, ["train"]):  # a query may be copied in the gallery
-        within = [[image for image in images if image.part in parts] for images in same]
+    tested = sorted({*parts} - {"train"}, reverse=True)
+    for uses in (tested, ["train"]):  # a query may be copied in the gallery
+        within = [[row for row in rows if parts[row] in uses] for rows in same]
         # Copies of one group are not ranked for each other.
-        if copied := [images for images in within if len({i.group for i in images}) > 1]:
-            there = f"part{'s' * (len(parts) > 1)} {' and '.join(parts)}"
-            them, queries = "them" if parts[1:] else "it", ""
-            if mixed := [images for images in copied if len({i.part for i in images}) > 1]:
-                number = sum(map(_queries_with_copies, mixed))
+        if copied := [rows for rows in within if len({groups[row] for row in rows}) > 1]:
+            there = f"part{'s' * (len(uses) > 1)} {' and '.join(uses)}"
+            them, queries = "them" if uses[1:] else "it", ""
+            if mixed := [rows for rows in copied if len({parts[row] for row in rows}) > 1]:
+                number = sum(_queries_with_copies([parts[row] for row in rows]) for rows in mixed)
                 queries = f", {number:,} of them queries with a copy in the gallery"
             yield (
                 "copies",
                 f"{sum(map(len, copied)):,} images of {there} have a copy in {them}{queries}, such as "
-                f"{_example(mixed or copied)}; a search finds it, whatever was learned: remove all except one",
+                f"{example(mixed or copied)}; a search finds it, whatever was learned: remove all except one",
             )
-    if unclear := [images for images in same if len({i.label for i in images}) > 1]:
+    if unclear := [rows for rows in same if len({listing.classes[row] for row in rows}) > 1]:
         yield (
             "two classes",
-            f"{len(unclear):,} images are in two classes, such as {_example(unclear)}; keep the right one",
+            f"{len(unclear):,} images are in two classes, such as {example(unclear)}; keep the right one",
         )
 
 
-def _queries_with_copies(images: Sequence[_Image]) -> int:
+def _queries_with_copies(parts: Sequence[str]) -> int:
     """Queries among copies of one image, of which another is in the gallery."""
-    held = sum(image.part != "query" for image in images)
-    return sum(held > (image.part != "query") for image in images if image.part != "gallery")
-
-
-def _example(groups: Sequence[Sequence[_Image]]) -> str:
-    return f"{groups[0][0].path} = {groups[0][-1].path}"
+    held = sum(part != "query" for part in parts)
+    return sum(held > (part != "query") for part in parts if part != "gallery")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.datasets.contents import image_digests
-from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.datasets.listing import Listing, counts_text
 from benchmarks.datasets.queries import Ranking, count_queries, queries_text
 from benchmarks.datasets.remarks import remarks
 
@@ -31,9 +31,8 @@ def verify(
     Returns:
         All checks, and a line for every listed file that cannot be used.
     """
-    results = image_digests(listing, anew=True)
-    broken = [str(result) for result in results if isinstance(result, DatasetError)]
-    hint = "; is data.root right?" if len(broken) == len(results) else ""
+    digests, errors = image_digests(listing, anew=True)
+    hint = "" if digests else "; is data.root right?"
     counts = listing.counts()
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
@@ -49,15 +48,14 @@ def verify(
         *_groups(listing),
         (
             "images",
-            RESULTS[not broken],
-            f"{len(broken):,} of {len(results):,} cannot be used{hint}",
+            RESULTS[not errors],
+            f"{len(errors):,} of {len(listing):,} cannot be used{hint}",
         ),
     ]
-    pixels = [None if isinstance(result, DatasetError) else result.pixels for result in results]
-    checks += [(subject, "", text) for subject, text in remarks(listing, pixels)]
-    if not broken:
+    checks += [(subject, "", text) for subject, text in remarks(listing, digests)]
+    if not errors:
         checks.append(("fingerprint", "", listing.fingerprint))
-    return checks, broken
+    return checks, [str(error) for error in errors.values()]
 
 
 def _both_uses(listing: Listing) -> list[Check]:
@@ -79,9 +77,7 @@ def _queries(listing: Listing) -> Check:
     if {*listing.parts} == {"train"}:
         return "queries", "", "no image tests"
     rows = [row for row, part in enumerate(listing.parts) if part != "train"]
-    groups = None if listing.groups is None else [listing.groups[row] for row in rows]
-    parts = [listing.parts[row] for row in rows]
-    ranking = Ranking.listed(parts, groups, whole_groups=listing.whole_groups)
+    ranking = Ranking.listed(listing, rows)
     _, labels = np.unique([listing.classes[row] for row in rows], return_inverse=True)
     asked, unanswered = count_queries(torch.from_numpy(labels), ranking)
     text = queries_text(asked, unanswered)

@@ -85,12 +85,12 @@ def look_through(data: Data, images: Glyphs | ImageSet) -> dict[str, Any]:
     if isinstance(images, Glyphs):
         return {}
     try:
-        pixels = [digests.pixels for digests in listed_digests(images.listing)]
+        digests = listed_digests(images.listing)
     except DatasetError as error:
         told = f"{verify_command(vars(data))} finds all files of this kind"
         raise DatasetError(f"data.root: {error}; {told}") from error
     place = "table" if images.listing.name == "table" else "root"
-    for subject, text in remarks(images.listing, pixels):
+    for subject, text in remarks(images.listing, digests):
         say(f"data.{place}: {subject}: {printable(text)}")
     return {"content": images.content, "test_copies": images.copies()}
 

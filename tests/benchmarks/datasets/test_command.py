@@ -74,20 +74,22 @@ def write_folder(root: Path, *paths: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", __main__.USED)
-def test_the_command_that_a_run_prints_is_understood(name, tmp_path, command):
-    """Whatever its settings are; they lead to no lists, and no usage is printed."""
-    values = {
-        "root": tmp_path / "- b",
-        "table": "-t.csv",
-        "test_classes": 0.5,
-        "class_level": "last",
-        **{"camera": "shot by", "sequence": None},
-    }
-    used = __main__.USED[name]
-    for known in (True, False, None):
-        data = {"dataset": name, **{key: values.get(key, known) for key in used}}
-        assert command(*shlex.split(verify_command(data))[4:]) == (2, "")
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dataset": "cub"},
+        {"dataset": "folder", "test_classes": 0.5, "class_level": "last"},
+        {"dataset": "table", "table": "-t.csv", "known_classes": True, "camera": "shot by"},
+        {"dataset": "table", "table": "-t.csv", "known_classes": False, "sequence": None},
+    ],
+)
+def test_the_command_that_a_run_prints_is_understood(data, tmp_path, capsys):
+    """Whatever its settings are; it finds no lists there."""
+    root = tmp_path / "- b"
+    words = shlex.split(verify_command({**data, "root": root}))[4:]
+    assert __main__.main(["verify", *words]) == 2
+    place = data.get("table", root)
+    assert re.match(f"error: data.(root|table): {place}: ", capsys.readouterr().err)
 
 
 def test_of_many_files_that_cannot_be_used_some_are_named(command, tmp_path):
@@ -114,6 +116,4 @@ def test_a_folder_of_ones_own_is_checked(command, tmp_path, capsys):
         __main__.main(["verify", "folder", f"--data.root={tmp_path}", "--data.test_classes=1.5"])
         == 2
     )
-    assert re.match(
-        r"error: --data.test_classes: expected a fraction .*\n$", capsys.readouterr().err
-    )
+    assert re.match(r"error: data.test_classes: expected a fraction .*\n$", capsys.readouterr().err)

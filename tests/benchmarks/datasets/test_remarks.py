@@ -32,7 +32,7 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
         chosen = root.parent / "test.txt"
         chosen.write_text(test)
     listing = folder.read(root, chosen, level)
-    return dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
+    return dict(remarks(listing, listed_digests(listing)))
 
 
 def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
@@ -77,9 +77,7 @@ def test_copies_are_counted(tmp_path: Path) -> None:
     assert lines["two classes"].startswith("2 images are in two classes, such as b/1.png = c/1.png")
     listing = folder.read(root, tmp_path / "test.txt")
     first, *_ = (
-        text
-        for name, text in remarks(listing, [digests.pixels for digests in listed_digests(listing)])
-        if name == "copies"
+        text for name, text in remarks(listing, listed_digests(listing)) if name == "copies"
     )
     assert first.startswith("2 images of part test have a copy in it, such as a/1.png")
     assert ImageSet(listing, "test", views=VIEWS).copies() == 2
@@ -97,7 +95,7 @@ def test_copies_between_queries_and_gallery_are_counted(tmp_path: Path) -> None:
     gallery = [f"{i}.png,{label},false" for i, label in zip(others, "xxyyy", strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,query", *queries, *gallery]))
     listing = table.read(tmp_path / "t.csv", root, default=None)
-    lines = dict(remarks(listing, [digests.pixels for digests in listed_digests(listing)]))
+    lines = dict(remarks(listing, listed_digests(listing)))
     assert list(lines) == ["copies"]
     line = "8 images of parts query and gallery have a copy in them, 4 of them queries with a copy in the gallery, "
     assert lines["copies"].startswith(line)
