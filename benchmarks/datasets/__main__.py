@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with settings_named(data):
             fetch = bool(data.download)  # also what is not as published
             listing = info.listing(data.root, fetch=fetch) if info else list_images(data, 0.5)
-            checks, broken = verify(listing, info and info.counts)
+            checks, broken = verify(listing, info.counts if info else None)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

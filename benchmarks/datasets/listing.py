@@ -77,12 +77,13 @@ class Listing:
     whole_groups: bool = False
 
     def __post_init__(self) -> None:
-        for name in dict.fromkeys((*self.classes, *self.paths)):
-            if not is_usable(name):
-                raise DatasetError(
-                    f"{self.root}: the name {name!r} has control characters, leads out of the folder or is not "
-                    "UTF-8; rename it, or restore the index files"
-                )
+        for row, names in enumerate(zip(self.classes, self.paths, strict=True)):
+            for name in names:  # shown, and as a path in the folder
+                if not is_plain(name) or {"", ".", ".."} & set(name.split("/")):
+                    raise DatasetError(
+                        f"{self.places[row] if self.places else self.root}: the name {name!r} has control "
+                        "characters, leads out of the folder or is not UTF-8; rename it, or restore the index files"
+                    )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -135,11 +136,6 @@ class Listing:
             rest = f" and {len(others) - NAMED + 1:,} others" if len(others) >= NAMED else ""
             line += f"; {len(others):,} more cannot be used: {names}{rest}"
         return DatasetError(line)
-
-
-def is_usable(name: str) -> bool:
-    """True if a name can be shown, and as a path stays in its folder."""
-    return is_plain(name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:

@@ -38,15 +38,13 @@ def read(
     if camera is not None and sequence is not None:
         raise ValueError("sequence: data.camera names the groups already; leave one of them out")
     group = camera if sequence is None else sequence
-    rows = [*read_rows(file, group)]
+    rows = read_rows(file, group)
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
     _check_separators(file, root, rows, paths)
     boxes = [row.box() for row in rows]
     _check_repeated(rows, paths, boxes)
-    if len(names := sorted(set(classes))) < 2:
-        raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
     if "split" in rows[0].names:
         if test_classes is not None:
             raise ValueError(
@@ -61,7 +59,7 @@ def read(
             raise ValueError(
                 f"known_classes: needs a column split, and {file} has none; add it, or leave this out"
             )
-        chosen = default if test_classes is None else test_classes
+        names, chosen = sorted({*classes}), default if test_classes is None else test_classes
         held = {*names} if chosen is None else held_out(chosen, names)
         tested = [name in held for name in classes]
     parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import Any
 
-from benchmarks.datasets.listing import Box, DatasetError, is_usable, read_text, reading
+from benchmarks.datasets.listing import Box, DatasetError, read_text, reading
 
 CORNERS = ("x_1", "y_1", "x_2", "y_2")
 NAMES = {
@@ -30,8 +29,6 @@ SPLITS = {"train": False, "validation": True, "val": True, "test": True}
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 EMPTY = ("", "nan", "none", "null")
 """Cells without a value, as other programs write them."""
-
-Meanings = Mapping[str, Sequence[str]]
 
 Line = tuple[str, Sequence[str]]
 """A line's place in words, and its cells."""
@@ -57,37 +54,31 @@ class Row:
 
     def path(self, root: Path) -> str:
         """The image's path below the root."""
-        path = Path(self.cells["path"])
+        path = Path(self._text("path"))
         if path.is_absolute():  # without "..", and links as they are
             path, folder = (Path(os.path.normpath(p)) for p in (path, root.absolute()))
             path = path.relative_to(folder) if path.is_relative_to(folder) else path
-        if not is_usable(path.as_posix()):
-            raise self.wrong("path", f"the path of an image in {root}")
-        self._name("path")
         return path.as_posix()
 
     def label(self) -> str:
-        name = self._name("label")
-        if name and name.lower() in EMPTY:  # not one class of all images without one
+        name = unicodedata.normalize("NFC", self._text("label"))
+        unknown = self.names["label"] == "identity" and name == "unknown"
+        if unknown or name.lower() in EMPTY:  # not one class of all images without one
             raise self.wrong(
                 "label", "a class (rename one of this name, or leave out the rows without)"
             )
-        if not is_usable(name):
-            raise self.wrong("label", "the name of a class")
-        if (self.names["label"], name) == ("identity", "unknown"):
-            raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
         return name
 
     def group(self, place: int) -> str:
         """The name of its group; without one, a name of its own."""
-        name = self._name("group")
+        name = unicodedata.normalize("NFC", self._text("group"))
         return f"\0{place}" if name.lower() in EMPTY else name
 
-    def _name(self, meaning: str) -> str:
-        """A cell's text; a blank at an end is refused, which nobody sees and which makes another name."""
+    def _text(self, meaning: str) -> str:
+        """A cell; a blank at an end is refused, which nobody sees and which makes another name."""
         if self.cells[meaning] != self.cells[meaning].strip():
             raise self.wrong(meaning, "no blank at either end")
-        return unicodedata.normalize("NFC", self.cells[meaning])
+        return self.cells[meaning]
 
     def tests(self) -> bool:
         if (split := self.cells["split"]) not in SPLITS:
@@ -136,13 +127,14 @@ class Row:
         )
 
 
-def read_rows(file: Path, group: str | None = None) -> Iterator[Row]:
+def read_rows(file: Path, group: str | None = None) -> list[Row]:
     """The rows of a table, with the cells that have a meaning.
 
     Args:
         group: The column of the groups; None: there are none.
     """
     meanings = NAMES if group is None else {**NAMES, "group": (group,)}
+    known = [name for names in meanings.values() for name in names]
     if file.is_dir():
         raise DatasetError(
             f"{file}: is a folder, whose folders' names would change labels such as 01 to 1; save the table as one "
@@ -151,17 +143,18 @@ def read_rows(file: Path, group: str | None = None) -> Iterator[Row]:
     with reading(file):
         with file.open("rb") as start:
             is_parquet = start.read(4) == b"PAR1"
-        read = _parquet(file, meanings) if is_parquet else _csv(file)
-        (_, header), *lines = [*read] or [("", [""])]
-        header = [name.strip() for name in header]
-        names = _names(file, header, meanings)
-        places = {meaning: header.index(name) for meaning, name in names.items()}
+        header, *lines = _parquet(file, known) if is_parquet else _csv(file)
+        columns = [name.strip() for name in header[1]]
+        names = _names(file, columns, meanings)
+        rows = []
         for line, cells in lines:
-            if len(cells) != len(header):
+            if len(cells) != len(columns):
                 raise DatasetError(
-                    f"{file}, {line}: expected {len(header)} cells, as the first line has, got {len(cells)}"
+                    f"{file}, {line}: expected {len(columns)} cells, as the first line has, got {len(cells)}"
                 )
-            yield Row(file, line, names, {m: cells[place] for m, place in places.items()})
+            row = dict(zip(columns, cells, strict=True))
+            rows.append(Row(file, line, names, {key: row[name] for key, name in names.items()}))
+    return rows
 
 
 def _csv(file: Path) -> Iterator[Line]:
@@ -181,30 +174,27 @@ def _csv(file: Path) -> Iterator[Line]:
         ) from error
 
 
-def _parquet(file: Path, meanings: Meanings) -> Iterator[Line]:
+def _parquet(file: Path, known: Sequence[str]) -> Iterator[Line]:
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise DatasetError(
             f"{file}: reading Parquet needs pyarrow; install it (pip install pyarrow), or save the table as CSV"
         ) from error
-    known = [name for names in meanings.values() for name in names]
     whole = parquet.ParquetFile(file)  # which makes no columns of folders' names
-    names = [name for name in whole.schema_arrow.names if name in known]
-    yield "the header", names or whole.schema_arrow.names
+    header = whole.schema_arrow.names
+    names = [name for name in header if name in known] or header
+    yield "the header", names
+    # A column that is there twice is read once, and refused by the header.
     columns = [column.to_pylist() for column in whole.read(columns=[*set(names)]).select(names)]
     for number, cells in enumerate(zip(*columns, strict=True), start=1):
-        yield f"row {number}", [_text(cell) for cell in cells]
+        texts = (cell.decode() if isinstance(cell, bytes) else cell for cell in cells)
+        yield f"row {number}", ["" if text is None else f"{text}" for text in texts]
 
 
-def _text(cell: Any) -> str:
-    """A cell of a Parquet file as CSV has it."""
-    if isinstance(cell, bytes):
-        return cell.decode()
-    return "" if cell is None else f"{cell}"
-
-
-def _names(file: Path, header: Sequence[str], meanings: Meanings) -> dict[str, str]:
+def _names(
+    file: Path, header: Sequence[str], meanings: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
     """The column of each meaning that the table has."""
     names: dict[str, str] = {}
     for meaning, possible in meanings.items():
@@ -213,8 +203,7 @@ def _names(file: Path, header: Sequence[str], meanings: Meanings) -> dict[str, s
             raise DatasetError(
                 f"{file}: has columns {' and '.join(given)}, which mean the same; keep one"
             )
-        if given:
-            names[meaning] = given[0]
+        names.update((meaning, name) for name in given)
     corners = CORNERS if {*CORNERS} & {*names} else ()
     for needed in ("path", "label", *corners, *({"group"} & {*meanings})):
         if needed not in names:

@@ -151,7 +151,7 @@ def test_a_parquet_file_says_the_same(photographs, tmp_path, monkeypatch):
     assert listing.parts == ["query", "gallery"] * 2
     assert listing.boxes == [(0, 0, 5, 5), None, None, None]
     columns["label"][2] = None
-    with pytest.raises(DatasetError, match=r"x.pq, row 3, column label: expected the name"):
+    with pytest.raises(DatasetError, match=r"x.pq, row 3, column label: expected a class"):
         read_columns()
     parts = {"path": columns["path"], "label": ["1", "01", "001", "2"]}
     parquet.write_to_dataset(pyarrow.table(parts), tmp_path / "d.pq", partition_cols=["label"])
@@ -206,7 +206,11 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         ("path,label,x_1", "a0.png,a,3", ": expected a column y_1, got path, label, x_1; the"),
         ("path,label,bbox,x_1,y_1,x_2,y_2", "a0.png,a,,,,,", ": has boxes as bbox and as x_1, y_1"),
         ("path,label", "a0.png,a,b", ", line 5: expected 2 cells, as the first line has, got 3"),
-        ("path,label", "../a0.png,a", ", line 5, column path: expected the path of an image in "),
+        (
+            "path,label",
+            "../a0.png,a",
+            ", line 5: the name '../a0.png' has control characters, leads",
+        ),
         (
             "path,label",
             'a0.png," b"',
@@ -219,7 +223,7 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         ),
         ("path,label", "a0.png,NaN", ", line 5, column label: expected a class (rename one of"),
         ("path,label,bbox", 'a0.png,a,"[true, 2, 3, 4]"', BOX),
-        ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a known indiv"),
+        ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a class (ren"),
         (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),
         (SPLIT, "a0.png,a,validation", ", line 5, column split: expected train or test, as other"),
         ("path,label,is_query", "a0.png,a,", ", line 5, column is_query: expected true or false"),
@@ -347,12 +351,8 @@ def test_a_table_that_cannot_be_read(photographs):
     file = photographs.with_suffix(".csv")
     with pytest.raises(DatasetError, match=rf"{file}: cannot be read \(FileNotFoundError"):
         table.read(file, photographs)
-    for line, *lines in (
-        ("has no rows; expected one for each image", "path,label"),
-        ("all rows are of the class 'a'; expected two or", "path,label", "a.png,a", "b.png,a"),
-    ):
-        with pytest.raises(DatasetError, match=f"{file}: {line}"):
-            read(photographs, *lines)
+    with pytest.raises(DatasetError, match=f"{file}: has no rows; expected one for each image"):
+        read(photographs, "path,label")
     text = "\n".join(["path,label", *rows("ab")]).encode()
     feather.write_feather(pyarrow.table({"path": ["a0.png"]}), arrow := BytesIO())
     for content in (gzip.compress(text), b"PK\3\4\0\0" + text, arrow.getvalue()):
