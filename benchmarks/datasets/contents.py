@@ -10,16 +10,11 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
-import joblib
-from PIL import Image
-
-from benchmarks.console.printing import progress_bar
 from benchmarks.console.writing import replace_file
-from benchmarks.datasets.image_files import pixel_digest, read_image
+from benchmarks.datasets.image_files import for_each, pixel_digest, read_image
 from benchmarks.datasets.listing import DatasetError, Listing
 
 YOUNG = 2e9
@@ -85,12 +80,7 @@ def image_digests(
             kept[key] = [*facts, content, pixels]
         return ImageDigests(content, pixels)
 
-    Image.init()  # opening an image loads them, which is not thread-safe
-    with ThreadPool(joblib.cpu_count()) as pool:  # decoding and hashing hold no lock
-        tasks = pool.imap(digest, range(len(listing)), chunksize=16)
-        results = [
-            *progress_bar(tasks, total=len(listing), desc="look through", unit="image", leave=False)
-        ]
+    results = for_each(len(listing), digest, "look through")
     if kept_in and before != (kept := before | kept):
         with suppress(OSError):  # then it takes as long the next time
             kept_in.parent.mkdir(parents=True, exist_ok=True)

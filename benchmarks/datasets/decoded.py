@@ -2,19 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from multiprocessing.pool import ThreadPool
-from pathlib import Path
 from typing import Self
 
-import joblib
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.console.printing import progress_bar
-from benchmarks.datasets.images import ImageSet, Key, draws_apart, seed_draws
-from benchmarks.datasets.listing import DatasetError, reading
+from benchmarks.datasets.image_files import for_each
+from benchmarks.datasets.images import ImageSet, Key
+from benchmarks.datasets.listing import reading
 
 
 class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
@@ -38,8 +35,7 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         self.images, self.device = images, device
         self.labels, self.num_classes = images.labels, images.num_classes
         self.ranking = images.ranking
-        self._bytes = [3 * math.prod(self._size(i)) for i in range(len(images))]
-        self.nbytes = sum(self._bytes)
+        self.nbytes = 3 * sum(math.prod(self._size(i)) for i in range(len(images)))
 
     def open(self) -> Self:
         """Decode the images.
@@ -47,22 +43,11 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         Raises:
             DatasetError: if one cannot be decoded.
         """
-        stored = torch.empty(self.nbytes, dtype=torch.uint8)
-        parts = stored.split(self._bytes)
-        Image.init()  # opening an image loads them, which is not thread-safe
-        with ThreadPool(joblib.cpu_count()) as pool:  # decoding holds no lock
-            decode = self.images.image
-            tasks = pool.imap(lambda i: np.array(decode(i)), range(len(parts)), chunksize=16)
-            bar = progress_bar(tasks, total=len(parts), desc="decode", unit="image", leave=False)
-            shapes = []
-            for i, (part, pixels) in enumerate(zip(parts, bar, strict=True)):
-                if pixels.size != len(part):
-                    path = self._path(i)
-                    raise DatasetError(f"{path}: has changed while it was decoded; start again")
-                part.copy_(torch.from_numpy(pixels).flatten())
-                shapes.append(pixels.shape)
-        parts = stored.to(self.device).split(self._bytes)
-        self._pixels = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+        def decode(index: int) -> Tensor:
+            return torch.from_numpy(np.array(self.images.image(index))).to(self.device)
+
+        self._pixels = for_each(len(self), decode, "decode")
         return self
 
     def __len__(self) -> int:
@@ -74,31 +59,22 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int, int]]:
         """The items of a batch; a data loader asks for them at once."""
-        views = self.images.views
         indices = [key[0] if isinstance(key, tuple) else key for key in keys]
-        pixels, cuts = [self._pixels[i] for i in indices], []
-        with draws_apart():
-            for key, image in zip(keys, pixels, strict=True):
-                height, width, _ = image.shape
-                make = views.middle
-                if isinstance(key, tuple):
-                    seed_draws(*key)
-                    make = views.draw
-                cuts.append(make((width, height)))
+        pixels = [self._pixels[i] for i in indices]
+        sizes = ((image.shape[1], image.shape[0]) for image in pixels)
+        cuts = [*map(self.images.cut, keys, sizes)]
         if self.device.type == "cpu":
-            pictures = [Image.fromarray(image.numpy()) for image in pixels]
-            made = [views.cut(*pair) for pair in zip(pictures, cuts, strict=True)]
+            pictures = (Image.fromarray(image.numpy()) for image in pixels)
+            views = [*map(self.images.views.cut, pictures, cuts)]
         else:
-            made = [*views.cut_batch(pixels, cuts)]
-        return [(view, int(self.labels[i]), i) for view, i in zip(made, indices, strict=True)]
+            views = [*self.images.views.cut_batch(pixels, cuts)]
+        return [(view, int(self.labels[i]), i) for view, i in zip(views, indices, strict=True)]
 
     def _size(self, index: int) -> tuple[int, int]:
         """Width and height, of which a turn by the EXIF orientation may exchange the names."""
-        if self.images.listing.boxes is not None:
+        listing = self.images.listing
+        if listing.boxes is not None:
             return self.images.image(index).size
-        with reading(path := self._path(index)), Image.open(path) as file:
+        with reading(path := listing.root / self.images.name(index)), Image.open(path) as file:
             size: tuple[int, int] = file.size
         return size
-
-    def _path(self, index: int) -> Path:
-        return self.images.listing.root / self.images.name(index)

@@ -3,14 +3,18 @@
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import TypeVar
 
+import joblib
 import numpy as np
 from PIL import Image, ImageOps
 
+from benchmarks.console.printing import progress_bar
 from benchmarks.datasets.listing import Box, DatasetError, reading
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
@@ -45,6 +49,17 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str], list[str]]]:
         shown = sorted(name for name in files if name[0] != ".")
         images = [name for name in shown if name.lower().endswith(suffixes())]
         yield Path(folder), inner, images, [name for name in shown if name not in {*images}]
+
+
+T = TypeVar("T")
+
+
+def for_each(images: int, read: Callable[[int], T], told: str) -> list[T]:
+    """What a function returns for each image; decoding and hashing hold no lock."""
+    Image.init()  # opening an image loads them, which is not thread-safe
+    with ThreadPool(joblib.cpu_count()) as pool:
+        tasks = pool.imap(read, range(images), chunksize=16)
+        return [*progress_bar(tasks, total=images, desc=told, unit="image", leave=False)]
 
 
 def pixel_digest(image: Image.Image) -> str:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -13,22 +12,10 @@ from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.queries import Ranking
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
-from benchmarks.datasets.transforms import ImageViews
+from benchmarks.datasets.transforms import Cut, ImageViews, Size
 
 Key = int | tuple[int, int]
 """Request of a test view, by the image's index, or of a training view: (index, seed)."""
-
-
-def draws_apart() -> AbstractContextManager[None]:
-    """Leave torch's default generator, the only one that torchvision's transforms draw from, as it is."""
-    context: AbstractContextManager[None] = torch.random.fork_rng(devices=[])
-    return context
-
-
-def seed_draws(index: int, seed: int) -> None:
-    """Make the draws for a training view a function of (index, seed)."""
-    state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
-    torch.random.default_generator.manual_seed(int(state[0]))
 
 
 UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -139,15 +126,19 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return len(self._rows)
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, int, int]:
-        index, seed = key if isinstance(key, tuple) else (key, None)
+        index = key[0] if isinstance(key, tuple) else key
         image = self.image(index)
-        if seed is None:
-            view = self.views.test(image)
-        else:
-            with draws_apart():
-                seed_draws(index, seed)
-                view = self.views.train(image)
+        view = self.views.cut(image, self.cut(key, image.size))
         return view, int(self.labels[index]), index
+
+    def cut(self, key: Key, size: Size) -> Cut:
+        """Where a view is cut out of an image of this size."""
+        if not isinstance(key, tuple):
+            return self.views.middle(size)
+        state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+        with torch.random.fork_rng(devices=[]):  # torchvision's transforms draw from no other
+            torch.random.default_generator.manual_seed(int(state[0]))
+            return self.views.draw(size)
 
     def image(self, index: int) -> Image.Image:
         """An image as RGB, upright and cut to its box where listed so, before any view."""
