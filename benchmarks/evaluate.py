@@ -283,7 +283,7 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
         **{"status": "finished", "config": test.config, "data": about},
         **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
         "per_class": per_class(found.ranks, images.num_classes),
-        **verified(found, images, test.experiment, accelerator),
+        **verified(found, test.experiment, accelerator),
     }
 
 

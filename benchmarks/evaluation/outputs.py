@@ -108,9 +108,7 @@ def test_outputs(
     return found, outputs, half_widths, by_class
 
 
-def verified(
-    found: Measured, test_set: Glyphs | ImageSet, experiment: Experiment, accelerator: Accelerator
-) -> dict[str, Any]:
+def verified(found: Measured, experiment: Experiment, accelerator: Accelerator) -> dict[str, Any]:
     """The record's entries "verification" and "identification", if asked for; all processes call it.
 
     The second one is about new classes: it is left out where tested classes may have been trained on, or settings
@@ -118,7 +116,7 @@ def verified(
     """
     if not experiment.evaluation.verification:
         return {}
-    images = found.embeddings, found.labels, test_set.ranking, accelerator
+    images = found.embeddings, found.labels, found.ranking, accelerator
     entries = {"verification": verify(*images)}
     if experiment.data.split == "test" and not experiment.data.known_classes:
         entries["identification"] = identify(*images)

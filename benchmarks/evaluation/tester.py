@@ -102,6 +102,7 @@ class Measured:
     ranks: Ranks  # of each query that has something to find
     embeddings: Tensor  # (n, E), as the model gave them
     labels: Tensor  # (n,)
+    ranking: Ranking
     descriptors: Tensor | None = None  # (n, D), of `extract`
 
 
@@ -179,8 +180,9 @@ class Evaluator:
     ) -> Measured:
         """Embed the images and rank them; by default, each is ranked against all others."""
         embeddings, labels, *descriptors = self.embed(dataset, extract)
+        ranking = ranking or Ranking.of_all(len(labels))
         found = rank(embeddings, labels, recall_at, ranking, self.accelerator)
-        return Measured(*found, embeddings, labels, *descriptors)
+        return Measured(*found, embeddings, labels, ranking, *descriptors)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

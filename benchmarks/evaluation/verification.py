@@ -15,7 +15,7 @@ that leaves out a group of classes with all its pairs, each class being a group,
 drawn with a fixed seed; +- t sqrt((G - 1) / G sum_g (x_g - mean)^2), with Student's t of G - 1 degrees of freedom.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
 from math import ceil
@@ -45,7 +45,7 @@ Block = TypeVar("Block")
 def verify(
     vectors: Tensor,
     labels: Tensor,
-    ranking: Ranking | None = None,
+    ranking: Ranking,
     accelerator: Accelerator | None = None,
     rates: Sequence[float] = FALSE_ACCEPTS,
 ) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def verify(
     Args:
         vectors: (n, D); they are L2-normalised here.
         labels: (n,), from zero.
-        ranking: Pairs are of a query and an image that it is ranked against, each once. Default: of all images.
+        ranking: Pairs are of a query and an image that it is ranked against, each once.
         accelerator: Processes that share the blocks; all call this. None: this one alone, on the CPU.
         rates: Shares of false accepts.
 
@@ -136,7 +136,7 @@ def _counted(
     labels: Tensor,
     groups: Tensor,
     count: int,
-    ranking: Ranking | None,
+    ranking: Ranking,
     accelerator: Accelerator | None,
 ) -> tuple[Counts, Counts, Counts]:
     """Pairs by bin: of one class (G, BINS), of two that a group has a part in (G, BINS), and all of two (BINS,)."""
@@ -145,43 +145,30 @@ def _counted(
         device = accelerator.device
     counts = torch.zeros(2 * count + 1, BINS, dtype=torch.int64, device=device)
     same, other, others = counts[:count], counts[count:-1], counts[-1]
-    unit, labels = normalize(vectors.double()).to(device), labels.to(device)
-    ranking = ranking or Ranking.of_all(len(labels))
-    if ranking.groups is not None:
-        ranking = replace(ranking, groups=ranking.groups.to(device))
-    blocks = own_share([*_blocks(groups, count, ranking)], accelerator)
-    for (a, rows), (b, columns), within in blocks:
-        rows, columns = rows.to(device), columns.to(device)
-        similarities = unit[rows] @ unit[columns].T
-        bins = similarities.add_(1).mul_(BINS / 2).long().clamp_(0, BINS - 1)
-        if a == b or ranking.whole_groups:  # only in one group are pairs of one class
-            alike = labels[rows][:, None] == labels[columns]
-            kept = ~ranking.left_out(labels, rows, columns)
-            kept = kept.triu(1) if within else kept
-            same[a] += torch.bincount(bins[alike & kept], minlength=BINS)
-            bins = bins[~alike & kept]
-        found = torch.bincount(bins.flatten(), minlength=BINS)
-        others += found
-        for group in {a, b}:
-            other[group] += found
+    unit = normalize(vectors.double()).to(device)
+    labels, groups, moved = labels.to(device), groups.to(device), vars(ranking).items()
+    ranking = replace(ranking, **{k: x.to(device) for k, x in moved if isinstance(x, Tensor)})
+    parts = torch.arange(len(unit), device=device).split(BLOCK_ROWS)
+    for rows, columns in own_share([*combinations_with_replacement(parts, 2)], accelerator):
+        kept = ranking.queries[rows, None] & ranking.gallery[columns]
+        kept |= ranking.gallery[rows, None] & ranking.queries[columns]
+        kept &= ~ranking.left_out(labels, rows, columns)
+        if rows is columns:  # each pair once
+            kept = kept.triu(1)
+        if not kept.any():
+            continue
+        bins = (unit[rows] @ unit[columns].T).add_(1).mul_(BINS / 2).long().clamp_(0, BINS - 1)
+        alike = labels[rows, None] == labels[columns]
+        apart = kept & ~alike
+        others += torch.bincount(bins[apart], minlength=BINS)
+        for table, group, pairs in (
+            (same, groups[rows, None], kept & alike),
+            (other, groups[rows, None], apart),
+            (other, groups[columns], apart & (groups[rows, None] != groups[columns])),
+        ):
+            places = (group * BINS + bins)[pairs]
+            table += torch.bincount(places, minlength=table.numel()).view_as(table)
     if accelerator is not None:  # exact: of integers
         counts = accelerator.reduce(counts.to(accelerator.device), "sum")
     array = counts.cpu().numpy()
     return array[:count], array[count:-1], array[-1]
-
-
-def _blocks(
-    groups: Tensor, count: int, ranking: Ranking
-) -> Iterator[tuple[tuple[int, Tensor], tuple[int, Tensor], bool]]:
-    """Group and images of the rows, the same of the columns, and whether they are the same images."""
-
-    whole: list[tuple[tuple[int, Tensor], bool, bool]] = []
-    for asks, held in ((True, True), (True, False), (False, True)):
-        chosen = (ranking.queries == asks) & (ranking.gallery == held)
-        of_groups = (((groups == g) & chosen).nonzero().flatten() for g in range(count))
-        parts = ((g, part) for g, rows in enumerate(of_groups) for part in rows.split(BLOCK_ROWS))
-        whole += [(part, asks, held) for part in parts]
-    for i, j in combinations_with_replacement(range(len(whole)), 2):
-        (row, *one), (column, *other) = whole[i], whole[j]
-        if (one[0] and other[1]) or (one[1] and other[0]):
-            yield row, column, i == j

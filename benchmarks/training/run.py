@@ -155,14 +155,14 @@ def test(
     )
     verification = {}
     if experiment.data.split == "test":
-        verification = verified(result, images.test, experiment, evaluator.accelerator)
+        verification = verified(result, experiment, evaluator.accelerator)
     if not evaluator.accelerator.is_main_process:
         return
     losses = read_table(path / "records", "training").get("loss", [])
     if layer is not None:
         save_head(path, layer)
     if experiment.report:
-        save_neighbours(path, datasets.test, result)
+        save_neighbours(path, result)
     if tests.save_embeddings:
         save_embeddings(path, datasets.test, result.embeddings)
     record.finish(

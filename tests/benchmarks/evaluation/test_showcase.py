@@ -18,7 +18,8 @@ class Images:
 
     def __init__(self, kind: str) -> None:
         self.labels = torch.tensor([0, 2, 0, 4, 2, 0, 1, 0, 2, 4, 2, 0, 3, 2, 0, 3, 0, 4, 0])
-        n, self.ranking = len(self.labels), None
+        n = len(self.labels)
+        self.ranking = Ranking.of_all(n)
         if kind != "all":  # the gallery lacks class 3
             self.ranking = Ranking.apart((self.labels == 3) | (torch.arange(n) % 3 == 0))
         if kind == "cameras":
@@ -37,7 +38,8 @@ def ranked(data: Images, embeddings: Tensor, query: int) -> list[int]:
 
 def test_among_more_copies_than_neighbours_the_first_ones_are_shown():
     """Also of an image that does not stand in its own ranking."""
-    near = neighbours(torch.ones(12, 2), torch.zeros(12), 3, torch.tensor([11, 1]), None)
+    found = Measured({}, None, torch.ones(12, 2), torch.zeros(12), Ranking.of_all(12))  # type: ignore[arg-type]
+    near = neighbours(found, torch.tensor([11, 1]), 3)
     assert near.tolist() == [[0, 1, 2], [0, 2, 3]]
 
 
@@ -46,7 +48,7 @@ def test_queries_are_spread_with_their_neighbours_and_precision(kind, tmp_path):
     data = Images(kind)
     embeddings = torch.randn(5, 4)[data.labels] + torch.randn(len(data), 4)
     measured = rank(embeddings, data.labels, [1], data.ranking)
-    save_neighbours(tmp_path, data, Measured(*measured, embeddings, data.labels))  # type: ignore[arg-type]
+    save_neighbours(tmp_path, Measured(*measured, embeddings, data.labels, data.ranking))
     with np.load(tmp_path / "neighbours.npz") as file:
         saved = dict(file)
     ranks, queries = measured[1], saved["queries"].tolist()

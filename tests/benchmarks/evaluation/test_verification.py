@@ -21,6 +21,12 @@ from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Processes
 
 RATES = (0.1, 0.01)
+
+
+def of_all(vectors: Tensor, labels: Any, rates: Any = RATES, accelerator: Any = None) -> Any:
+    return verify(vectors, labels, Ranking.of_all(len(labels)), accelerator, rates)
+
+
 QUERIES = torch.arange(200) % 3 == 0
 CAMERAS = Ranking(~QUERIES, torch.arange(200) % 4 > 0, torch.arange(200) % 6)
 
@@ -34,7 +40,7 @@ def made(classes: int, images: int) -> tuple[Tensor, Tensor]:
     return 3 * (centres[labels] + noise), labels
 
 
-def all_pairs(vectors: Tensor, labels: Tensor, ranking: Ranking | None) -> tuple[Any, Any]:
+def all_pairs(vectors: Tensor, labels: Tensor, ranking: Ranking) -> tuple[Any, Any]:
     """Whether each pair is of one class, and its similarity: by hand."""
     unit, others = normalize(vectors.double()), enumerate(ranked(ranking, labels))
     pairs = {(min(i, j), max(i, j)) for i, them in others for j in them}
@@ -44,11 +50,11 @@ def all_pairs(vectors: Tensor, labels: Tensor, ranking: Ranking | None) -> tuple
 
 @pytest.mark.parametrize(
     "ranking",
-    [None, Ranking.apart(QUERIES), CAMERAS, replace(CAMERAS, whole_groups=True)],
+    [Ranking.of_all(200), Ranking.apart(QUERIES), CAMERAS, replace(CAMERAS, whole_groups=True)],
     ids=["all", "gallery", "cameras", "sequences"],
 )
 def test_it_is_the_curve_of_all_pairs(ranking, monkeypatch):
-    monkeypatch.setattr(verification, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(verification, "BLOCK_ROWS", 60)
     monkeypatch.setattr(verification, "GROUPS", 8)
     vectors, labels = made(40, 200)
     found = verify(vectors, labels, ranking, rates=RATES)
@@ -72,11 +78,11 @@ def test_it_is_the_curve_of_all_pairs(ranking, monkeypatch):
 
 def test_the_interval_leaves_out_each_class():
     vectors, labels = made(7, 80)
-    found = verify(vectors, labels, rates=(0.05,))
+    found = of_all(vectors, labels, (0.05,))
     areas, accepts = [], []
     for left in range(7):
         part = labels != left
-        one = verify(vectors[part], labels[part], rates=(0.05,))
+        one = of_all(vectors[part], labels[part], (0.05,))
         areas.append(one["area"])
         accepts.append(one["rates"][0]["true_accepts"])
     t = 2.4469118511449692  # 97.5 % of Student's t of 6 degrees of freedom
@@ -92,11 +98,11 @@ def test_the_interval_leaves_out_each_class():
 def test_a_rate_without_enough_pairs_or_without_a_similarity():
     """Copies of two classes are not kept apart."""
     vectors, labels = made(9, 100)
-    first, second = verify(vectors, labels, rates=(0.01, 0.001))["rates"]
+    first, second = of_all(vectors, labels, (0.01, 0.001))["rates"]
     assert first["threshold"] is not None and "needs" not in first
     assert second["needs"] == 10_000
     assert {second[name] for name in second if name not in ("false_accepts", "needs")} == {None}
-    [row] = verify(torch.ones(100, 4), labels, rates=(0.1,))["rates"]
+    [row] = of_all(torch.ones(100, 4), labels, (0.1,))["rates"]
     assert (row["true_accepts"], row["threshold"]) == (0.0, None)
 
 
@@ -106,7 +112,7 @@ def test_a_rate_without_enough_pairs_or_without_a_similarity():
 )
 def test_pairs_of_both_kinds_and_finite_embeddings_are_needed(value, labels, line):
     with pytest.raises(ValueError, match=line):
-        verify(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
+        of_all(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
 
 
 def verified(processes: Processes) -> list[dict[str, Any]]:
@@ -115,7 +121,7 @@ def verified(processes: Processes) -> list[dict[str, Any]]:
     images = *made(12, 200), replace(CAMERAS, whole_groups=True), accelerator
     with mock.patch.object(identification, "BLOCK_ROWS", 30):
         known = identify(*images)
-    return [verify(*images, rates=RATES), verify(*images[:2], None, accelerator, RATES), known]
+    return [verify(*images, rates=RATES), of_all(*images[:2], RATES, accelerator), known]
 
 
 def test_every_process_finds_what_one_finds(pool):
