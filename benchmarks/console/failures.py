@@ -1,7 +1,8 @@
 """Failures of the machine, in one line each, with the way out."""
 
+import errno
 import traceback
-from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.console.printing import reason
 
@@ -16,40 +17,38 @@ OUT_OF_MEMORY = (
     *("bad_alloc", "_alloc_failed"),
 )
 
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it came of."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of a disk that is full, over its quota, read-only or broken."""
 
 
-def lacks_shared_memory(error: BaseException) -> bool:
-    """True for an error of sharing tensors between processes; some look like that of a full disk."""
-    frames = traceback.extract_tb(error.__traceback__) if isinstance(error, OSError) else []
-    shares = any("multiprocessing" in frame.filename for frame in frames)
-    return shares or _says(error, SHARED_MEMORY)
+def machine_failure(error: BaseException | None, place: Path | None = None) -> str | None:
+    """One line about too little memory, workers that were killed for it, or a disk; None for anything else.
 
-
-def machine_failure(error: BaseException) -> str | None:
-    """One line about too little memory, or workers that were killed for it; None for anything else."""
-    for cause in causes(error):
-        shown = f"{type(cause).__name__}: {reason(cause).partition('. ')[0].rstrip('.')}"
-        if _says(cause, OUT_OF_MEMORY):
+    Args:
+        error: The error; those that it came of are looked at, too.
+        place: Folder of what is written, if the disk's error names no file.
+    """
+    while error is not None:
+        text = f"{type(error).__name__}: {error}".lower()
+        shown = f"{type(error).__name__}: {reason(error).partition('. ')[0].rstrip('.')}"
+        frames = traceback.extract_tb(error.__traceback__) if isinstance(error, OSError) else []
+        # Some errors of sharing tensors between processes look like that of a full disk.
+        shares = any("multiprocessing" in frame.filename for frame in frames)
+        if isinstance(error, (MemoryError, OSError, RuntimeError)):
+            if any(phrase in text for phrase in OUT_OF_MEMORY):
+                return (
+                    f"{shown}; too little memory: take a smaller --data.batch_size or --evaluation.batch_size, a "
+                    "smaller trunk, or --precision bf16; other programs may hold some"
+                )
+            if shares or any(phrase in text for phrase in SHARED_MEMORY):
+                return (
+                    f"{shown}; the data-loader workers lack shared memory or were killed: set --data.num_workers 0 "
+                    "or fewer, or give them more (docker run --shm-size 8g)"
+                )
+        if isinstance(error, OSError) and error.errno in DISK:
             return (
-                f"{shown}; too little memory: take a smaller --data.batch_size or --evaluation.batch_size, a "
-                "smaller trunk, or --precision bf16; other programs may hold some"
+                f"{error.filename or place}: {error.strerror}; repair that, and rerun the same command with "
+                "--resume"
             )
-        if lacks_shared_memory(cause):
-            return (
-                f"{shown}; the data-loader workers lack shared memory or were killed: set --data.num_workers 0 or "
-                "fewer, or give them more (docker run --shm-size 8g)"
-            )
+        error = error.__cause__ or error.__context__
     return None
-
-
-def _says(error: BaseException, phrases: tuple[str, ...]) -> bool:
-    text = f"{type(error).__name__}: {error}".lower()
-    kind = isinstance(error, (MemoryError, OSError, RuntimeError))
-    return kind and any(phrase in text for phrase in phrases)

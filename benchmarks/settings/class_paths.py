@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -21,9 +22,9 @@ from typing import Any, get_args
 import jsonargparse
 
 from benchmarks.console.printing import reason
-from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.trusted import OURS, is_trusted, trusted_module
+from benchmarks.settings.types import ClassSpec
 from benchmarks.settings.yaml_files import misread
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
@@ -155,7 +156,7 @@ def _defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
     The method `get_default_NAME` of PML's classes gives the meaning of null.
     """
-    defaults = {name: _said(default) for name, default in _arguments(cls).items()}
+    defaults = {name: _said(default) for name, (_, default) in _arguments(cls).items()}
     for name in [name for name, default in defaults.items() if default is None]:
         if (meant := getattr(cls, f"get_default_{name}", None)) is not None:
             with suppress(Exception, SystemExit):  # the method may need more than arguments
@@ -167,15 +168,18 @@ def _defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _arguments(cls: type) -> dict[str, Any]:
-    """{argument: its default in the signature, or UNSAID}."""
+def _arguments(cls: type) -> dict[str, tuple[Any, Any]]:
+    """{argument: (its annotation, its default in the signature, or UNSAID)}, of the nearest base that names it."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    arguments = {}
-    for name in parser.add_class_arguments(cls, fail_untyped=False):
-        parameter = _parameter(cls, name)
-        needed = parameter is not None and parameter.default is parameter.empty
-        arguments[name] = UNSAID if needed else parser.get_default(name)
-    return arguments
+    names = parser.add_class_arguments(cls, fail_untyped=False)
+    inits: list[Any] = [base.__init__ for base in cls.__mro__]
+    parameters = ChainMap(*(dict(inspect.signature(init).parameters) for init in inits))
+    unnamed = inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=None)
+    named = {name: parameters.get(name, unnamed) for name in names}
+    return {
+        name: (p.annotation, UNSAID if p.default is p.empty else parser.get_default(name))
+        for name, p in named.items()
+    }
 
 
 def _said(value: Any) -> Any:
@@ -195,12 +199,6 @@ def _description(module: Any) -> dict[str, Any]:
     cls: Any = type(module)
     arguments = {name: getattr(module, name) for name in _arguments(cls)}
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
-
-
-def _parameter(cls: Any, name: str) -> inspect.Parameter | None:
-    """The parameter in the constructor of the class, or of the nearest base that names it."""
-    signatures = (inspect.signature(base.__init__) for base in cls.__mro__)
-    return next((s.parameters[name] for s in signatures if name in s.parameters), None)
 
 
 def _with_objects(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
@@ -229,10 +227,9 @@ def _checked(
         parsed = _parser(cls, frozenset(defaults) - set(given)).parse_object(deepcopy(dict(given)))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{key}.init_args: {one_line(error)}") from error
-    checked = {}
+    annotations, checked = _arguments(cls), {}
     for name, value in given.items():
-        where, default, parameter = f"{key}.init_args.{name}", defaults[name], _parameter(cls, name)
-        annotation = Any if parameter is None else parameter.annotation
+        where, default, annotation = f"{key}.init_args.{name}", defaults[name], annotations[name][0]
         typed = UNTYPED.isdisjoint((annotation, *get_args(annotation)))
         scalar = isinstance(default, (bool, int, float, str))
         numbers = {type(value), type(default)} == {int, float}

@@ -8,7 +8,7 @@ from typing import Literal
 from benchmarks.datasets.catalogue import Augmentation, DatasetName, Interpolation
 from benchmarks.datasets.splits import Stage
 from benchmarks.settings.errors import idle
-from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
+from benchmarks.settings.types import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 
 VIEWS = ("resize", "keep_aspect", "augmentation", "interpolation")
 """Settings of `ImageViews` whose default is there or comes from the trunk."""

@@ -6,15 +6,15 @@ A difference has an effect on nothing, on the record, or on the result.
 import argparse
 import copy
 import json
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import jsonargparse
 
-from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.types import ClassSpec
 
 Settings = TypeVar("Settings")
 
@@ -159,17 +159,18 @@ def _put(part: Any, path: str, value: Any) -> bool:
         new = {} if typed or "." in path or "[" in path else {path: path}
         steps = new | {str(name): name for name in part}
     if path in steps:
-        read = _typed if isinstance(value, Hashable) else _typed.__wrapped__
-        part[steps[path]] = read(typed, path, value) if typed else value
+        part[steps[path]] = (
+            _reader(typed, path).parse_object({path: value})[path] if typed else value
+        )
         return True
     # Names may hold dots: those of optimization.overrides do.
     ways = [step for step in steps if path.startswith((f"{step}.", f"{step}["))]
     return any(_put(part[steps[way]], path[len(way) :].removeprefix("."), value) for way in ways)
 
 
-@lru_cache(typed=True)
-def _typed(group: type, name: str, value: Any) -> Any:
-    """The value of a setting of a group, as the parser reads it."""
+@cache
+def _reader(group: type, name: str) -> jsonargparse.ArgumentParser:
+    """The parser of a setting of a group."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
     parser.add_argument(f"--{name}", type=get_type_hints(group)[name])
-    return parser.parse_object({name: value})[name]
+    return parser

@@ -15,11 +15,18 @@ from typing import Any, Literal
 from jsonargparse.typing import register_type
 
 from benchmarks.console.printing import printable
-from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError, idle
 from benchmarks.settings.model import Model
-from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
+from benchmarks.settings.types import (
+    AtLeast2,
+    ClassSpec,
+    Finite,
+    NonNegativeInt,
+    PositiveInt,
+    Rate,
+    Seed,
+)
 from benchmarks.settings.yaml_files import misread
 
 

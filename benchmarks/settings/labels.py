@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.console.printing import printable
-from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.experiment import WeightedLoss
+from benchmarks.settings.types import ClassSpec
 
 
 def label_of(losses: Sequence[WeightedLoss], miner: ClassSpec | None) -> str:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.settings.class_spec import ClassSpec
-from benchmarks.settings.ranges import PositiveInt
+from benchmarks.settings.types import ClassSpec, PositiveInt
 
 BatchNorm = Literal["train", "frozen_statistics", "frozen"]
 

@@ -28,6 +28,7 @@ import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ class Entry:
         training: Name of the entry that defines the training: its own, or that of `same_as`.
         settings: Settings of the training.
         label: The paper's name of the row.
-        remarks: Remarks on the training and its paper, by the keys of PAPER.yaml.
         cells: The paper's numbers, {test-time output: {metric: percent}}.
         half_widths: Half-widths of the paper's own 95 % intervals.
     """
@@ -64,9 +64,20 @@ class Entry:
     training: str
     settings: dict[str, Any]
     label: str
-    remarks: dict[str, list[Remark]]
     cells: dict[str, dict[str, float]]
     half_widths: dict[str, dict[str, float]]
+
+    @cached_property
+    def remarks(self) -> dict[str, list[Remark]]:
+        """Remarks on the training and its paper, by the keys of PAPER.yaml; none if there is no such file."""
+        paper, table, _ = self.name.split("/")
+        path = RECIPES / f"{paper}.yaml"
+        content = read_yaml(path) if path.exists() else {}
+        about = f"{table} {self.settings.get('data', {}).get('dataset', '')} {self.label}"
+        return {
+            key: [Remark(**line) for line in lines if re.search(line.get("of", ""), about)]
+            for key, lines in content.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -133,20 +144,7 @@ def read_entry(name: str) -> Entry:
         label = settings.get("label", name)
         if weights := settings.get("model", {}).get("weights"):
             settings["model"]["weights"] = str(RECIPES.parents[1] / weights)
-    remarks = _remarks(table, f"{settings.get('data', {}).get('dataset', '')} {label}")
-    return Entry(name, training, settings, label, remarks, cells, half_widths)
-
-
-def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
-    """The lines of PAPER.yaml on an entry; none if there is no such file."""
-    paper, _, table = name.partition("/")
-    path = RECIPES / f"{paper}.yaml"
-    content = read_yaml(path) if path.exists() else {}
-    found: dict[str, list[Remark]] = {}
-    for key, lines in content.items():
-        remarks = [Remark(**line) for line in lines]
-        found[key] = [of for of in remarks if re.search(of.of, f"{table} {about}")]
-    return found
+    return Entry(name, training, settings, label, cells, half_widths)
 
 
 def _content(table: str) -> dict[str, Any]:

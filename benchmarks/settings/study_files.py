@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Points, PositiveInt
 from benchmarks.settings.recipe_files import read_entry
+from benchmarks.settings.types import AtLeast2, NonNegativeInt, Points, PositiveInt
 
 CONTROL = "controls"
 """The family of comparisons that test the study itself: their words are no findings."""

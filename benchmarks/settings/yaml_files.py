@@ -29,9 +29,11 @@ class StrictLoader(yaml.SafeLoader):
         if node.tag != OTHER_NUMBER and (kind not in READ or kind == node.tag):
             problem = f"could not determine a constructor for the tag {node.tag!r}; leave it out"
             raise _error(node, problem)
-        pattern = NUMBERS.get(node.tag, "")
-        if pattern and not re.fullmatch(pattern, node.value, re.ASCII):
-            self.refuse_number(node)
+        pattern = NUMBERS.get(node.tag)
+        other = pattern is not None and not re.fullmatch(pattern, node.value, re.ASCII)
+        if other or node.tag == OTHER_NUMBER:
+            problem = f"expected a number in decimal digits, got {node.value}; quote a text"
+            raise _error(node, problem)
         return super().construct_object(node, deep=deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -43,9 +45,6 @@ class StrictLoader(yaml.SafeLoader):
                 raise _error(node, f"key {key!r} appears twice")
             seen.add(str(key))
         return dict(super().construct_mapping(node, deep=True))
-
-    def refuse_number(self, node: yaml.ScalarNode) -> Any:
-        raise _error(node, f"expected a number in decimal digits, got {node.value}; quote a text")
 
 
 class StrictDumper(yaml.SafeDumper):
@@ -80,7 +79,6 @@ for either in (StrictLoader, StrictDumper):
         either.add_implicit_resolver(
             tag, re.compile(rf"(?:{pattern})\Z", re.ASCII), list("-+.0123456789")
         )
-StrictLoader.add_constructor(OTHER_NUMBER, StrictLoader.refuse_number)
 
 
 def load_yaml(text: str) -> Any:

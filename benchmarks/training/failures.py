@@ -1,10 +1,9 @@
 """Expected failures of a run, in one line each."""
 
-import errno
 import traceback
 from contextlib import suppress
 
-from benchmarks.console.failures import causes, lacks_shared_memory, machine_failure
+from benchmarks.console.failures import machine_failure
 from benchmarks.console.printing import printable, reason
 from benchmarks.datasets.listing import DatasetError
 from benchmarks.datasets.remarks import verify_command
@@ -12,9 +11,6 @@ from benchmarks.records.results import NonFiniteError
 from benchmarks.records.run_writer import RunWriter
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training.loop import StepError
-
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""Errors of a disk that is full, over its quota, read-only or broken."""
 
 
 def note_failure(record: RunWriter, error: BaseException, line: str | None) -> None:
@@ -31,23 +27,15 @@ def note_failure(record: RunWriter, error: BaseException, line: str | None) -> N
 
 def expected_failure(error: BaseException, experiment: Experiment) -> str | None:
     """One line about an expected failure; None for a fault of the program."""
-    place = experiment.output
-    for cause in causes(error):
-        if lacks_shared_memory(cause):
-            break
-        if isinstance(cause, OSError) and cause.errno in DISK:
-            return (
-                f"{cause.filename or place}: {cause.strerror}; repair that, and rerun the same command with "
-                "--resume"
-            )
-    if not isinstance(error, (NonFiniteError, DatasetError)):
-        line = machine_failure(error)
-        if line is None and isinstance(error, StepError):
-            line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"
+    if isinstance(error, (NonFiniteError, DatasetError)):
+        # A data-loader worker's error carries the worker's traceback before its own line.
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
+        line = printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
+        if isinstance(error, DatasetError) and experiment.data.dataset != "glyphs":
+            line += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
         return line
-    # A data-loader worker's error carries the worker's traceback before its own line.
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    line = printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
-    if isinstance(error, DatasetError) and experiment.data.dataset != "glyphs":
-        line += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
+    line = machine_failure(error, experiment.output)
+    if line is None and isinstance(error, StepError):
+        place = experiment.output
+        line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"
     return line

@@ -3,18 +3,23 @@
 `accelerate launch` puts the settings of its config file there.
 """
 
+import ctypes
+import os
+import sys
 from importlib.util import find_spec
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import parse_flag_from_env
 
-from benchmarks.console.memory import keep_memory
 from benchmarks.records.provenance import describe_launcher
 from benchmarks.records.trackers import check_trackers
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
 from pml_regularizers.functional.precision import device_for
+
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+"""Options of glibc's `mallopt`."""
 
 OFF = {"", "0", "no", "none", "false", "default"}
 """Values of what is not used, in lower case."""
@@ -88,3 +93,18 @@ def check_launcher(experiment: Experiment) -> None:
             raise ConfigError(
                 f"{name}={value}: is no setting of a run; take it from the environment or Accelerate's config file"
             )
+
+
+def keep_memory() -> bool:
+    """Keep freed memory for the next tensor; True if it is kept.
+
+    glibc would hand large tensors back after each use, and Linux clear their pages for the next one. Other systems
+    stay as they are, and so does an environment that sets this (MALLOC_MMAP_MAX_, MALLOC_TRIM_THRESHOLD_).
+    """
+    given = {"MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"} & os.environ.keys()
+    if given or sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):  # another C library
+        return False
+    return bool(library.mallopt(MMAP_MAX, 0) and library.mallopt(TRIM_THRESHOLD, -1))  # -1: never

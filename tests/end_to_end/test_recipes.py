@@ -19,7 +19,6 @@ import yaml
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
-from benchmarks.settings.class_spec import ClassSpec
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import Experiment, WeightedLoss
 from benchmarks.settings.recipe_files import (
@@ -29,6 +28,7 @@ from benchmarks.settings.recipe_files import (
     recipe_names,
     table_names,
 )
+from benchmarks.settings.types import ClassSpec
 from benchmarks.training.parts import try_one_step
 from tests.end_to_end.paper_facts import facts
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks.console.memory import keep_memory
 from benchmarks.settings.command import parse
 from benchmarks.training.failures import expected_failure
+from benchmarks.training.launcher import keep_memory
 from tests.support.processes import environment
 
 MEMORY, WORKERS = "--data.batch_size", "--data.num_workers 0"

@@ -1,4 +1,4 @@
-"""Types of numbers with a range, which the parser reads as plain Python numbers."""
+"""Types of settings: numbers with a range, which the parser reads as plain Python numbers, paths and classes."""
 
 import os
 import re
@@ -44,3 +44,21 @@ Seed = _integer("Seed", 0, 2**32)
 Points = _number("Points", float, "a finite number >0 and <100", lambda n: 0 < n < 100)
 Rate = _number("Rate", float, "a finite number >0", lambda n: 0 < n < inf)
 Finite = _number("Finite", float, "a finite number", isfinite)
+
+
+class ClassSpec:
+    """{class_path: dotted.path.of.a.Class, init_args: {its arguments}}, as it was written.
+
+    The parser does not look inside: `build` checks it, once the sizes are known.
+    """
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        if not isinstance(description, dict):
+            raise ValueError(f"expected {{class_path: ..., init_args: ...}}, got {description!r}")
+        self.description = description
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassSpec) and self.description == other.description
+
+
+register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=ClassSpec)
