@@ -25,9 +25,6 @@ class FrozenStages:
         frozen: The frozen stages; their weights have the trunk's names.
 
     The trunk is left in evaluation mode.
-
-    Raises:
-        ConfigError: if the trunk has too few stages, or cannot be cut behind one.
     """
 
     def __init__(self, trunk: nn.Module, stages: int, image: Tensor) -> None:

@@ -43,9 +43,6 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
     Args:
         seed: The run's seed, if it decides which classes are trained on.
         fair: Keep a part of the training classes to choose weights by.
-
-    Raises:
-        ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
     with settings_named(data):
@@ -69,9 +66,6 @@ def build_tested(data: Data, *, seed: int = 0, default: float | None = None) -> 
     Args:
         seed: The run's seed, if it decides which classes are trained on.
         default: Fraction of the classes, if neither the images nor the settings say which are tested; None: all.
-
-    Raises:
-        ConfigError: as `build_datasets` does.
     """
     with settings_named(data):
         images = _splits(data, seed, default)(split=data.split, max_classes=data.max_classes)
@@ -91,11 +85,7 @@ def _splits(data: Data, seed: int, default: float | None) -> Callable[..., Glyph
 
 
 def count_classes(data: Data) -> tuple[int, int, int]:
-    """The classes of photographs to train on, all of them, and how many would give twice `data.folds` to train on.
-
-    Raises:
-        ConfigError: as `build_datasets` does.
-    """
+    """The classes of photographs to train on, all, and how many would give twice `data.folds` to train on."""
     with settings_named(data):
         listing = list_images(data, 0.5)
     names, need = sorted({*listing.classes}), 2 * data.folds
@@ -142,11 +132,7 @@ def settings_named(data: Data) -> Iterator[None]:
 
 
 def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
-    """Give photographs the size and the normalisation of a network.
-
-    Raises:
-        ConfigError: if a setting does not suit them.
-    """
+    """Give photographs the size and the normalisation of a network."""
     for dataset in datasets:
         if isinstance(dataset, ImageSet):
             dataset.views = image_views(data, trunk)
@@ -168,16 +154,16 @@ def _check(data: Data, images: Glyphs | ImageSet, split: str) -> None:
         )
     if split == "train":
         return
-    leaving = leaving_text(data.camera, data.sequence)
     if answerable(images.labels, ranking).any():
         if ranking is not None and not ranking.wrong(images.labels)[ranking.queries].any():
+            leaving = leaving_text(data.camera, data.sequence)
             raise DatasetError(
                 f"{place}: {leaving}, so that no query has one of another class in its ranking; take another column"
             )
         return
     if ranking is not None and ranking.queries.any():
         told, remedy = "is in the gallery", "give classes both queries and gallery images"
-        if leaving:
+        if leaving := leaving_text(data.camera, data.sequence):
             told = f"has a gallery image left ({leaving})"
             remedy = "take more images, or another column"
         raise DatasetError(

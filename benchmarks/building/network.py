@@ -76,12 +76,7 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def build_model(model: Model, data: Data) -> EmbeddingModel:
-    """Build the network of an experiment; weights from no file are drawn from torch's global generator.
-
-    Raises:
-        ConfigError: if timm has no such model or refuses an argument, or if the weights or the image size do not
-            fit.
-    """
+    """Build the network of an experiment; weights from no file are drawn from torch's global generator."""
     for name in ("num_classes", "global_pool", "in_chans"):
         if name in model.trunk_args:
             raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")

@@ -12,11 +12,7 @@ from pml_regularizers import DistributedLoss, attach_all, parameter_groups
 
 
 def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
-    """Build the objective, attached to the stages of the model that it reads.
-
-    Raises:
-        ConfigError: see `build`.
-    """
+    """Build the objective, attached to the stages of the model that it reads."""
     sizes = {
         "num_classes": num_classes,
         "in_channels": getattr(model.head, "map_channels", None) or model.head.in_channels,
@@ -41,11 +37,7 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
 def build_optimizer(
     optimization: Optimization, model: nn.Module, loss: nn.Module
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    """Build the optimizer, with groups for the network, the loss's own parameters and modules with own settings.
-
-    Raises:
-        ConfigError: see `build`.
-    """
+    """Build the optimizer, with groups for the network, the loss's own parameters and modules with own settings."""
     try:
         groups = parameter_groups(
             model,

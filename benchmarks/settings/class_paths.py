@@ -172,8 +172,8 @@ def _arguments(cls: type) -> dict[str, tuple[Any, Any]]:
     """{argument: (its annotation, its default in the signature, or UNSAID)}, of the nearest base that names it."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     names = parser.add_class_arguments(cls, fail_untyped=False)
-    inits: list[Any] = [base.__init__ for base in cls.__mro__]
-    parameters = ChainMap(*(dict(inspect.signature(init).parameters) for init in inits))
+    bases: list[Any] = [*cls.__mro__]
+    parameters = ChainMap(*(dict(inspect.signature(base.__init__).parameters) for base in bases))
     unnamed = inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=None)
     named = {name: parameters.get(name, unnamed) for name in names}
     return {

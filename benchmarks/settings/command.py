@@ -12,12 +12,13 @@ from typing import Any, Self
 import jsonargparse
 
 from benchmarks.console.arguments import command_parser
+from benchmarks.console.printing import printable
 from benchmarks.settings.class_paths import resolved
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.experiment import Experiment
-from benchmarks.settings.labels import label_of
+from benchmarks.settings.experiment import Experiment, WeightedLoss
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
+from benchmarks.settings.types import ClassSpec
 from benchmarks.settings.yaml_files import load_yaml, misread, read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
@@ -51,9 +52,6 @@ def parse(argv: Sequence[str]) -> Command:
     Without a recipe, files and options change `DEFAULT_RECIPE`. A label holds for the losses and the miner of its
     source and of those before it: others are named after their classes. Modules that the command line trusts are
     trusted from now on.
-
-    Raises:
-        ConfigError: unless the settings describe a complete, known and consistent experiment.
     """
     first, parser = _parsers()
     try:
@@ -64,14 +62,13 @@ def parse(argv: Sequence[str]) -> Command:
     entry = read_entry(given.recipe or DEFAULT_RECIPE)
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *map(read_yaml, given.config)]
-    for name, value in (item for layer in layers for item in layer.items()):
-        if name in given:
-            raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
-        if name in GROUPS and not isinstance(value, Mapping):
-            raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
-        if name in GROUPS:
-            _check_texts(name, value)
-    _check_values(options)
+    for layer in layers:
+        if ours := [name for name in layer if name in given]:
+            raise ConfigError(
+                f"{ours[0]}: belongs on the command line, not into a file of settings"
+            )
+        _check_values("", layer)
+    _check_options(options)
     stages: list[Any] = [None]  # the settings after each layer
     try:
         for layer in layers:
@@ -82,7 +79,7 @@ def parse(argv: Sequence[str]) -> Command:
     named = stages[max(number for number, layer in enumerate(layers, 1) if "label" in layer)]
     is_given = any(re.match("--label(=|$)", option) for option in options)
     if not is_given and any(named[part] != settings[part] for part in ("losses", "miner")):
-        settings.label = label_of(settings.losses, settings.miner)
+        settings.label = _label(settings.losses, settings.miner)
     experiment = Experiment(**vars(parser.instantiate(settings)))
     config = experiment.config()
     if experiment.output is None:
@@ -92,40 +89,33 @@ def parse(argv: Sequence[str]) -> Command:
     return Command(experiment, config, recipe, given.resume, tuple(given.trust))
 
 
-def _check_texts(group: str, settings: Mapping[str, Any]) -> None:
-    """Refuse texts that are none in settings of any type, before the parser makes values of some of them."""
-    for name in UNTYPED:
-        inside = settings.get(name.removeprefix(f"{group}."))
-        if (fault := next(misread(name, inside), None)) is not None:
+def _check_values(key: str, value: Any) -> None:
+    """Refuse texts that are none in settings of any type: the parser would make values of some of them."""
+    if key.startswith(UNTYPED):
+        if (fault := next(misread(key, value), None)) is not None:
             raise ConfigError(fault)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_values(f"{key}.{name}".lstrip("."), inner)
+    elif key in GROUPS:
+        raise ConfigError(f"{key}: expected a mapping of settings, got {value!r}")
 
 
-def _check_values(options: Sequence[str]) -> None:
+def _check_options(options: Sequence[str]) -> None:
     """Refuse values that are not strict YAML, of which the parser tells no reason or makes numbers."""
     name = ""
-    for option in options:
-        value = option
-        if option.startswith("--"):
-            name, equals, value = option.partition("=")
+    for value in options:
+        if value.startswith("--"):
+            name, equals, value = value.partition("=")
             if not equals:
                 continue
         key = name.removeprefix("--")
-        group, *parts = key.split(".")
-        mapping = key in (*GROUPS, *UNTYPED) or key.startswith(
-            tuple(f"{setting}." for setting in UNTYPED)
-        )
-        if not mapping and not value.lstrip().startswith(("[", "{")):
-            continue
-        try:
-            content = load_yaml(value)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-        if key in GROUPS and isinstance(content, str):  # the parser takes a file, too
-            content = read_yaml(Path(content))
-        for part in reversed(parts):
-            content = {part: content}
-        if group in GROUPS and isinstance(content, Mapping):
-            _check_texts(group, content)
+        if key in GROUPS or key.startswith(UNTYPED) or value.lstrip().startswith(("[", "{")):
+            try:
+                content = load_yaml(value)
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from error
+            _check_values(key, content)
 
 
 @cache
@@ -163,6 +153,24 @@ def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) 
     if data.table is not None:
         images = data.table.stem
     return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
+
+
+def _label(losses: Sequence[WeightedLoss], miner: ClassSpec | None) -> str:
+    """Name of a method that no recipe names, e.g. "HORDELoss(ContrastiveLoss) + JRSRegularizer, MyMiner"."""
+    terms = " + ".join(_class_name(term.loss.description) for term in losses)
+    return printable(terms if miner is None else f"{terms}, {_class_name(miner.description)}")
+
+
+def _class_name(description: Mapping[str, Any]) -> str:
+    """The class's name, with those of the losses inside it."""
+    name = str(description.get("class_path")).rpartition(".")[2]
+    arguments = description.get("init_args")
+    inner = [
+        _class_name(value)
+        for argument, value in (arguments.items() if isinstance(arguments, Mapping) else ())
+        if argument.endswith("loss") and isinstance(value, Mapping)
+    ]
+    return f"{name}({', '.join(inner)})" if inner else name
 
 
 def _line(error: Exception, parser: jsonargparse.ArgumentParser) -> str:

@@ -129,9 +129,6 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     Args:
         settings: An `Experiment`, whose values are read as the parser reads them, or a mapping.
         values: {path: value}.
-
-    Raises:
-        ConfigError: if a path leads nowhere, a value does not fit its setting, or some do not go together.
     """
     result = copy.deepcopy(settings)
     for path, value in values.items():

@@ -8,7 +8,10 @@ from benchmarks.console.printing import PrintableError
 
 
 class ConfigError(PrintableError, ValueError):
-    """Error: the description of the run is wrong; one line with the key, the value and the remedy."""
+    """Error: the description of the run is wrong; one line with the key, the value and the remedy.
+
+    Whatever reads settings or builds what they describe raises it, from the command line to the trial step.
+    """
 
 
 def idle(group: str, settings: Any, *reasons: tuple[bool, Iterable[str], str]) -> Iterator[str]:

@@ -39,9 +39,6 @@ class StepSampler(Sampler[list[Key]]):
 
     Attributes:
         step: Where an iteration starts.
-
-    Raises:
-        ConfigError: if there are too few classes or images for a batch.
     """
 
     drop_last = True

@@ -30,10 +30,10 @@ def expected_failure(error: BaseException, experiment: Experiment) -> str | None
     if isinstance(error, (NonFiniteError, DatasetError)):
         # A data-loader worker's error carries the worker's traceback before its own line.
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        line = printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
+        said = printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
         if isinstance(error, DatasetError) and experiment.data.dataset != "glyphs":
-            line += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
-        return line
+            said += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
+        return said
     line = machine_failure(error, experiment.output)
     if line is None and isinstance(error, StepError):
         place = experiment.output

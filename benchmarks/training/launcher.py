@@ -34,11 +34,7 @@ WITHOUT_EFFECT = {
 
 
 def start(experiment: Experiment) -> Accelerator:
-    """Make the accelerator that a run trains on.
-
-    Raises:
-        ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
-    """
+    """Make the accelerator that a run trains on, if machine and launcher suit the experiment."""
     check_launcher(experiment)
     check_trackers(experiment.trackers)
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
@@ -76,11 +72,7 @@ def start(experiment: Experiment) -> Accelerator:
 
 
 def check_launcher(experiment: Experiment) -> None:
-    """Refuse what Accelerate would act on, unseen, and the experiment does not say.
-
-    Raises:
-        ConfigError: naming the variable.
-    """
+    """Refuse what Accelerate would act on, unseen, and the experiment does not say."""
     for name, value in describe_launcher().items():
         off = OFF | {"1"} if name.endswith("_STEPS") else OFF  # of accumulation: one is none
         if name == "ACCELERATE_MIXED_PRECISION":

@@ -8,12 +8,12 @@ that continues from it ends as if it had never stopped.
 import random
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.console.printing import PrintableError, progress_bar, reason
 from benchmarks.console.stopping import StopRequest
@@ -136,8 +136,7 @@ class Trainer:
         embeddings = network(images.to(next(state.model.parameters()).dtype))
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
-        noted = capture_loss_terms(state.loss) if diagnose or note_terms else nullcontext({})
-        with noted as terms:
+        with captured_terms(state.loss, diagnose or note_terms) as terms:
             value = state.loss(embeddings, labels)
         if note_terms:
             measured["terms"] = {name: term.item() for name, term in terms.items()}
@@ -187,6 +186,11 @@ class Trainer:
                     raise NonFiniteError(
                         f"{name} is not finite after step {self.state.step}; lower the learning rate"
                     )
+
+
+def captured_terms(loss: nn.Module, needed: bool) -> AbstractContextManager[dict[str, Tensor]]:
+    """`capture_loss_terms`; without a need for them, no terms."""
+    return capture_loss_terms(loss) if needed else nullcontext({})
 
 
 def gradient_ratios(

@@ -39,11 +39,7 @@ class Parts(NamedTuple):
 
 
 def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
-    """Read the data, build network, loss and optimizer from the experiment's seed, and take a trial step.
-
-    Raises:
-        ConfigError: naming the setting that does not fit.
-    """
+    """Read the data, build network, loss and optimizer from the experiment's seed, and take a trial step."""
     data, seed = experiment.data, experiment.seed
     # Before the network, whose weights may have to be fetched.
     datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
@@ -64,11 +60,7 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
 
 
 def try_one_step(experiment: Experiment) -> None:
-    """Take a trial step of an experiment without its data, in this process alone.
-
-    Raises:
-        ConfigError: naming the setting that does not fit.
-    """
+    """Take a trial step of an experiment without its data, in this process alone."""
     model = build_model(experiment.network, experiment.data)
     loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
     _check_batch_norm(experiment, model, Accelerator())
@@ -76,12 +68,7 @@ def try_one_step(experiment: Experiment) -> None:
 
 
 def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:
-    """The images of a run, to be decoded once.
-
-    Raises:
-        ConfigError: if they need more than `data.decoded_gib`.
-        DatasetError: if a file cannot be read.
-    """
+    """The images of a run, to be decoded once; a DatasetError if a file cannot be read."""
     sources = [
         DecodedImages(images, device) if isinstance(images, ImageSet) else None
         for images in datasets
@@ -170,11 +157,7 @@ def _check_outputs(
 def check_parts(
     settings: Evaluation, test: Glyphs | ImageSet, train: Glyphs | ImageSet | None = None
 ) -> None:
-    """Refuse parts that images cannot be divided into.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
+    """Refuse parts that images cannot be divided into."""
     if settings.parts is None:
         return
     if test.ranking is not None:

@@ -43,7 +43,6 @@ def run(experiment: Experiment, record: RunWriter, accelerator: Accelerator) -> 
     """Train, test and report; of a finished run, report.
 
     Raises:
-        ConfigError: if the data cannot be read, or something does not suit the experiment.
         RunFolderError: if the run was started with other images, or its checkpoint is damaged or of another run.
     """
     data = experiment.data

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
 from copy import deepcopy
 from itertools import chain
 
@@ -17,9 +16,8 @@ from benchmarks.console.printing import reason
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
-from benchmarks.training.loop import gradient_ratios
+from benchmarks.training.loop import captured_terms, gradient_ratios
 from pml_regularizers import DistributedLoss, GradientCache
-from pml_regularizers.gradient_ratios import capture_loss_terms
 
 TRIAL_IMAGES = (4, 32, 32)  # at most: a small batch, and larger ones while some loss does not act
 
@@ -34,9 +32,6 @@ def take_trial_step(
     """Take a training step on the CPU with copies of the network, the loss and their optimizer.
 
     A trial batch has as many images of a class as one of the training, as far as it is that large.
-
-    Raises:
-        ConfigError: naming the part that failed, or a loss that never acts.
     """
     data, diagnose, several = experiment.data, experiment.diagnose_every, len(experiment.losses) > 1
     side, channels = image_size(data, model.trunk), data.in_chans
@@ -58,7 +53,7 @@ def take_trial_step(
                 optimizer.zero_grad()
                 embeddings = network(torch.randn(len(labels), channels, side, side))
                 part = "diagnose_every" if diagnose else "losses"
-                with capture_loss_terms(loss) if diagnose or several else nullcontext({}) as terms:
+                with captured_terms(loss, diagnose > 0 or several) as terms:
                     value = loss(embeddings, labels)
                 if diagnose:
                     gradient_ratios(terms, model, embeddings)
