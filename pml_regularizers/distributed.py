@@ -100,11 +100,6 @@ def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]
     return whole
 
 
-def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
-    """`gather_features` of one matrix."""
-    return gather_features([x], embeddings)[0]
-
-
 class DistributedLoss(Around):
     """Evaluate a loss on the batch of all processes, exactly as one process would.
 

@@ -27,7 +27,7 @@ from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
-from ..distributed import gather_rows
+from ..distributed import gather_features
 from ..features.feature_loss import FeatureLoss, already_reduced
 from ..functional.checks import came, one_of
 from ..functional.precision import in_float64
@@ -128,4 +128,4 @@ class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegulariz
                 f"linear layer only, got {came(x)}; attach to an EmbeddingHead or its stopgrad_embeddings, "
                 "or pass features=fc(pooled.detach())"
             )
-        return gather_rows(x, embeddings)
+        return gather_features([x], embeddings)[0]

@@ -47,26 +47,16 @@ def joint_intra(K: Tensor, labels: Tensor) -> Tensor:
 
 def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
     """Eq. 4's sum over classes of the mean of K_ij over their pairs i != j; a class of one image has none."""
-    same = _same_class(K, labels)
+    same = labels[:, None] == labels
     sizes = same.sum(dim=1)
     pairs = same.fill_diagonal_(False)
     per_row = K.masked_fill(~pairs, 0).sum(dim=1)
     return (per_row / (sizes * (sizes - 1)).clamp(min=1)).sum()  # eq. 4, its sum
 
 
-def _same_class(K: Tensor, labels: Tensor) -> Tensor:
-    count = len(K)
-    if K.shape != (count, count) or labels.shape != (count,):
-        raise ValueError(
-            "labels: expected a kernel matrix (N, N) and a vector of N labels, got shapes "
-            f"{tuple(K.shape)} and {tuple(labels.shape)}"
-        )
-    return labels[:, None] == labels
-
-
 def _class_average(K: Tensor, labels: Tensor) -> Tensor:
     """The matrix whose row i averages over the class of sample i: A K A^T is S of the samples' classes, eq. 8."""
-    same = _same_class(K, labels).to(K.dtype)
+    same = (labels[:, None] == labels).to(K.dtype)
     return same / same.sum(dim=1, keepdim=True)  # eq. 7
 
 

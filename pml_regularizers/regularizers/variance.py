@@ -10,12 +10,11 @@ the other equations, and says what the paper leaves open.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from pytorch_metric_learning.reducers import ClassWeightedReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from ..distributed import gather_rows
+from ..distributed import gather_features
 from ..features.feature_loss import FeatureLoss
 from ..offered.losses.variance_estimation_loss import VarianceEstimationLoss
 
@@ -69,8 +68,7 @@ class VarianceRegularizer(FeatureLoss, VarianceEstimationLoss, BaseRegularizer):
         pooled, predicted = _pair(self.features)
         if self.detach_features:  # else eq. 6: the trunk is trained too
             pooled = pooled.detach()
-        both = gather_rows(torch.cat([pooled, predicted.expand_as(pooled)], dim=1), embeddings)
-        features, rows = both.chunk(2, dim=1)
+        features, rows = gather_features([pooled, predicted.expand_as(pooled)], embeddings)
         parts: dict[str, dict[str, Any]] = super().compute_loss(features, None, None, rows, None)
         return parts
 

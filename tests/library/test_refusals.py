@@ -32,7 +32,7 @@ from pml_regularizers import (
     VEMAttention,
     prepare_loss,
 )
-from pml_regularizers.regularizers.joint_similarity_ablations import joint_mmd
+from pml_regularizers.regularizers.joint_similarity import joint_kernel
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
 MEMORY = losses.CrossBatchMemory(CONTRASTIVE, 2)
@@ -85,6 +85,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         (partial(GradientCache, head(), CONTRASTIVE, size), f"chunk_size: .* above 0, got {size}")
         for size in (0, 2.5)
     ),
+    (lambda: GradientCache(head, CONTRASTIVE, 2), r"model: .*nn\.Module, got function"),
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
     *(
@@ -119,6 +120,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: DivergenceLoss(3)(X), r"embeddings: expected \(N, 3 x E\).*got shape \(6, 4\)"),
     (lambda: EnsembleLoss(VarianceRegularizer(), 2), "loss: VarianceRegularizer reads features"),
     (lambda: EnsembleLoss(MEMORY, 2)(X, LABELS, PAIR * 2), "indices_tuple: CrossBatchMemory would"),
+    (
+        lambda: EnsembleLoss(losses.MultipleLosses([CONTRASTIVE]), 2)(X, LABELS, ref_emb=X + 1),
+        "ref_emb: MultipleLosses takes none; leave it out",
+    ),
     # Heads and attention
     (lambda: head(pool="token"), "num_prefix_tokens: expected at least 1, got 0"),
     (lambda: head().fold(), "attention: expected one with .* got NoneType"),
@@ -187,6 +192,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
     (lambda: moments().to("meta")(MAP), "HighOrderMoments: on the meta device; call to_empty and"),
     # Joint similarity
+    (lambda: joint_kernel({"a": X}, {"b": LINEAR}), r"for each representation \(a\), got b"),
     (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
     (lambda: JRSRegularizer({"embeddings": torch.exp}), "kernels: .* for embeddings, got"),
     (lambda: JRSRegularizer({"a.b": LINEAR}), r"kernels: .* submodules, got 'a\.b' \(.*\)"),
@@ -200,13 +206,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: jrd()(X, LABELS + 1, features=POOLED), r"labels: .*num_classes=3\), got 1 to 3"),
     (lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED), r"embeddings: .*\(N, 5\), got .*6, 4"),
     (lambda: JRSRegularizer()(X, LABELS, features={"pooled": MAP}), "features: .* pooled, got"),
-    (lambda: joint_mmd(torch.ones(6, 6), LABELS[:, None]), "labels: expected a kernel matrix"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
     (lambda: PolynomialKernel(constant=-1), "constant: expected at least 0, got -1"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     # Ranks
     (lambda: calculator(recall_at=(0, 1)), "recall_at: expected integers >= 1, got"),
+    (lambda: calculator(k=0), 'k: expected an integer >= 1, "max_bin_count" or None, got 0'),
     (lambda: calculator(knn_func=torch.cdist), "knn_func: .* without a search; leave it out"),
     (lambda: calculator(label_comparison_fn=torch.eq), "label_comparison_fn: ranks are counted by"),
     (
