@@ -16,7 +16,10 @@ from pml_regularizers import (
     MissingFeaturesError,
     PooledFeaturesLoss,
 )
-from pml_regularizers.losses.tensor_product_distances import TensorProductDistance
+from pml_regularizers.losses.tensor_product_distances import (
+    TensorProductDistance,
+    TensorProductSimilarity,
+)
 from tests.support.tolerances import assert_close
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -72,6 +75,8 @@ def test_near_features_do_not_cancel() -> None:
     products = [tensor_products(rows, 3) for rows in (x.float().double(), y.float().double())]
     right = (products[0] - products[1]).norm(dim=1)
     torch.testing.assert_close(found.double(), right, rtol=0.1, atol=0)
+    cosines = TensorProductSimilarity(3).pairwise_distance(x, y)
+    assert_close(cosines, (tensor_products(x, 3) * tensor_products(y, 3)).sum(dim=1))
 
 
 def test_equal_features_have_a_finite_gradient() -> None:

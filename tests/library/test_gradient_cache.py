@@ -216,6 +216,24 @@ def test_a_tree_of_arguments(call: Any) -> None:
     assert_same(measured(value, net=again), measured(expected, net=net))
 
 
+def test_of_several_outputs_a_loss_knows_its_embeddings() -> None:
+    class Outputs(Net):
+        def forward(self, x: Tensor) -> Any:
+            maps = self.trunk(x)
+            return {"maps": maps, "embeddings": self.head(maps), "pooled": maps.mean((2, 3))}
+
+    (_, x, y), results = share(None), []
+    for chunked in (False, True):
+        torch.manual_seed(0)
+        net, loss = Outputs().double(), horde(losses.ContrastiveLoss()).double()
+        loss.attach(net.head)
+        embed: Any = GradientCache(net, loss, 5) if chunked else net
+        value = loss(embed(x)["embeddings"], y)
+        value.backward()
+        results.append(measured(value, net=net, loss=loss))
+    assert_same(*results)
+
+
 def test_images_have_a_gradient_if_they_need_one() -> None:
     _, x, y = share(None)
     net, loss = Net().double().requires_grad_(False), losses.ContrastiveLoss()

@@ -290,6 +290,8 @@ def test_metrics_are_chosen_as_pml_chooses_them(monkeypatch):
     monkeypatch.setattr("pml_regularizers.metrics.rank_accuracy.count_ranks", None)
     assert list(calculator.get_accuracy(*call, include=("NMI",))) == ["NMI"]
     assert clustered == [(9, 2)]
+    elsewhere = mock.Mock(device=torch.device("meta"))
+    assert RankAccuracyCalculator(accelerator=elsewhere).device == elsewhere.device
 
 
 def test_arrays_and_floating_labels():

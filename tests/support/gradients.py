@@ -155,6 +155,8 @@ def check_errors(processes: Processes) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             loss(embeddings, given, mined)
+    with pytest.raises(ValueError, match="embeddings, labels, ref_emb: expected tensors, got"):
+        loss(x, labels, ref_emb=[[1.0, 2.0]] * 3)
     assert loss(x[:2], labels[:2]) >= 0  # smaller on all
     maps = torch.randn(3, CHANNELS, 2, 2)
     # Nothing is trained, yet each process draws numbers of its own.
