@@ -453,12 +453,3 @@ def test_a_loss_is_called_from_two_threads_at_once() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(step, [1, 2])) == [1, 2]
-
-
-def test_features_of_another_thread_are_not_taken() -> None:
-    stage = nn.Identity()
-    loss = Slow().attach(stage, embedder=nn.Identity())
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(stage, torch.ones(3, 2)).result()
-    with pytest.raises(MissingFeaturesError, match="in the same thread"):
-        loss(torch.zeros(3, 2), torch.arange(3))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import EmbeddingHead, VEMAttention
+from pml_regularizers import EmbeddingHead
 from pml_regularizers.features.feature_tap import FeatureTap
 from pml_regularizers.heads.trunk_output import TrunkOutput, trial_image, trunk_output
 from tests.support.tolerances import assert_close
@@ -94,6 +94,8 @@ def test_a_mask_drops_tokens_whatever_they_hold(pool: Any, garbage: float) -> No
     assert x.grad.isfinite().all() and made.fc.weight.grad.isfinite().all()
     tokens, mask = seen_at("feature_map", made, x, kept)
     assert tokens.shape == (3, 4, CHANNELS) and mask is kept
+    as_returned = F.pad(kept.long(), (1, 0), value=1)  # by transformers: integers, with the prefix
+    assert torch.equal(made(x, as_returned), embeddings)
 
 
 def test_stopgrad_embeddings_send_their_gradient_to_the_linear_layer_only() -> None:
@@ -113,13 +115,6 @@ def test_attention_stands_between_the_pooled_features_and_the_linear_layer() -> 
     pooled = seen_at("pooled", made, x)
     assert_close(pooled, x.mean(dim=(2, 3)))
     assert_close(made(x), F.normalize(made.fc(pooled * torch.sigmoid(pooled))))
-
-
-def test_fold() -> None:
-    made, x = head(attention=VEMAttention, bias=True), maps()
-    embeddings = made(x)
-    assert made.fold() is made and made.attention is None
-    torch.testing.assert_close(made(x), embeddings, rtol=0, atol=1e-12)
 
 
 def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:

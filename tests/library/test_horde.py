@@ -66,9 +66,12 @@ def test_order_weights_weigh_the_orders(given: Any, expected: list[float]) -> No
     loss = build(order_weights=given)
     assert loss.order_weights == expected
     vectors = [embeddings, *loss.order_embeddings(features)]
-    parts = [losses.ContrastiveLoss()(order, LABELS) for order in vectors]
-    exact = sum(w * part for w, part in zip([1, *expected], parts, strict=True))
-    assert_close(loss(embeddings, LABELS, features=features), exact)
+    mined = miners.PairMarginMiner(0.9, 1.1)(embeddings, LABELS)
+    assert 0 < len(mined[0]) < 24
+    for tuples in (None, mined):  # which serve every order
+        parts = [losses.ContrastiveLoss()(order, LABELS, tuples) for order in vectors]
+        exact = sum(w * part for w, part in zip([1, *expected], parts, strict=True))
+        assert_close(loss(embeddings, LABELS, tuples, features=features), exact)
 
 
 @pytest.mark.parametrize(
@@ -93,18 +96,6 @@ def test_any_loss_serves_as_base(base: nn.Module) -> None:
     value.backward()
     for parameter in loss.parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    "miner", [miners.TripletMarginMiner(margin=0.5), miners.PairMarginMiner(0.9, 1.1)]
-)
-def test_a_mined_tuple_serves_every_order(miner: Any) -> None:
-    embeddings, features = batch()
-    loss, mined = build(), miner(embeddings, LABELS)
-    assert 0 < len(mined[0]) < 24
-    vectors = [embeddings, *loss.order_embeddings(features)]
-    expected = sum(losses.ContrastiveLoss()(v, LABELS, mined) for v in vectors)
-    assert_close(loss(embeddings, LABELS, mined, features=features), expected)
 
 
 def test_every_order_remembers_its_own_vectors_with_cross_batch_memory() -> None:

@@ -114,17 +114,20 @@ def test_fold(bias: bool, computed: Any) -> None:
 
 
 def test_what_a_gate_costs_in_inference() -> None:
-    """A sigmoid of A and one multiplication, and nothing after folding."""
-    plain = EmbeddingHead(CHANNELS, WIDTH).eval()
-    gated = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention).eval()
+    """A sigmoid of A and one multiplication, and nothing after folding, which changes no embedding."""
+    plain = EmbeddingHead(CHANNELS, WIDTH, bias=True).eval()
+    gated = EmbeddingHead(CHANNELS, WIDTH, bias=True, attention=VEMAttention).eval()
+    x = torch.randn(3, CHANNELS, 4, 4)
 
     def operations(head: EmbeddingHead) -> Counter[str]:
         with torch.no_grad(), Count() as count:
-            head(torch.randn(3, CHANNELS, 4, 4))
+            head(x)
         return count.operations
 
     assert dict(operations(gated) - operations(plain)) == {"aten.sigmoid": 1, "aten.mul": 1}
-    assert operations(gated.fold()) == operations(plain)
+    embeddings = gated(x)
+    assert gated.fold() is gated and operations(gated) == operations(plain)
+    assert_close(gated(x), embeddings)
 
 
 def test_detached_features_teach_the_prediction_only() -> None:
