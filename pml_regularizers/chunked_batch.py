@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -52,18 +51,16 @@ class ChunkedBatch:
                 "GradientCache: expected tensors with a row for each image, got "
                 f"{f'shapes {came}' if came else 'none'}; expand those that serve all images"
             )
-        rows = len(self.tensors[0])
-        given = (tree_leaves(x, is_leaf=_is_sequence) for x in (*args, *kwargs.values()))
-        for x in chain(*given):
-            if _is_sequence(x) and len(x) == rows > 1:
+        self.size = len(self.tensors[0])
+        for x in tree_leaves([*args, *kwargs.values()], is_leaf=_is_sequence):
+            if _is_sequence(x) and len(x) == self.size > 1:
                 raise ValueError(
-                    f"GradientCache: cannot split a {type(x).__name__} of {rows} entries, as many as images; pass "
-                    "a tensor, such as token numbers, or keep it in the network if it serves all images"
+                    f"GradientCache: cannot split a {type(x).__name__} of {self.size} entries, as many as images; "
+                    "pass a tensor, such as token numbers, or keep it in the network if it serves all images"
                 )
         for i in self.places:
             self.given[i] = None
         self.linked = [x for x in self.model.parameters() if _is_linked(x)]
-        self.size = len(self.tensors[0])
         starts = range(0, max(self.size, 1), chunk_size)
         self.chunks = [slice(start, start + chunk_size) for start in starts]
         self.checked = False
@@ -223,8 +220,8 @@ class ChunkedBatch:
         features = [_taken(tap, embeddings) for tap in self.taps]
         leaves, spec = tree_flatten([result, *features])
         for x in leaves:
-            fits = x.shape[:1] == tensors[0].shape[:1] if isinstance(x, Tensor) else _is_plain(x)
-            if not fits:
+            plain = isinstance(x, bool | int | float | str | None)
+            if not (x.shape[:1] == tensors[0].shape[:1] if isinstance(x, Tensor) else plain):
                 came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(
                     f"model: expected outputs with a row for each of the {len(tensors[0])} images of a pass, got "
@@ -359,10 +356,6 @@ def _is_linked(x: nn.Parameter) -> bool:
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 0
-
-
-def _is_plain(x: Any) -> bool:
-    return x is None or isinstance(x, bool | int | float | str)
 
 
 def _holds_tensors(x: Any) -> bool:

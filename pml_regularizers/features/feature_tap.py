@@ -79,11 +79,8 @@ class _Call:
     def tensors(self) -> list[Tensor]:
         """The output's tensors with rows, except those that were changed in place since."""
         leaves = zip(tree_leaves(self.output), self.versions, strict=True)
-        return [
-            x
-            for x, version in leaves
-            if _has_rows(x) and (version == (now := _version(x)) or None in (version, now))
-        ]
+        with_rows = [(x, old, _version(x)) for x, old in leaves if isinstance(x, Tensor) and x.ndim]
+        return [x for x, old, now in with_rows if old == now or None in (old, now)]
 
 
 class FeatureTap:
@@ -239,7 +236,8 @@ class FeatureTap:
         # An earlier start is of a call that failed, as on what stands before it.
         failed, start = ([-1, -1] + [i for i, x in enumerate(waiting) if x.name == _START])[-2:]
         before, inside = waiting[failed + 1 : max(start, 0)], waiting[start + 1 :]
-        given = [x for x in before if _is_input(x.output, end.inputs)]
+        inputs = tree_leaves(end.inputs)
+        given = [x for x in before if any(first_tensor(x.output) is y for y in inputs)]
         alike = [x for x in before if x.training == end.training]
         stages: list[_Call] = []
         for name in self._names:
@@ -339,19 +337,10 @@ def _head_of(stages: Iterable[nn.Module]) -> nn.Module | None:
     return max(heads, key=lambda head: len([*head.modules()]), default=None)
 
 
-def _has_rows(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim > 0
-
-
 def _version(x: Any) -> int | None:
     """How often a tensor was changed in place; None where that is not known, as in compiled code."""
     counted = isinstance(x, Tensor) and not torch.compiler.is_compiling() and not x.is_inference()
     return x._version if counted else None
-
-
-def _is_input(output: Features, inputs: Any) -> bool:
-    """True if a module was given this output of a stage."""
-    return any(first_tensor(output) is x for x in tree_leaves(inputs))
 
 
 def _makers(rows: Tensor, passes: Sequence[_Call]) -> list[_Call]:
