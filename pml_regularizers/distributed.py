@@ -196,9 +196,7 @@ class DistributedLoss(Around):
         In a steady state a code of what is held travels with the rows, in a message of the size that all agreed on
         last; on a GPU by itself, through the CPU, so that the device does not wait.
         """
-        others = {"features": features, "tuples": tuples}
-        text = _described({"labels": None, **rows}, whole=True)
-        text = f"{text}, {_described(others, whole=False)}"
+        text = _described({"labels": None, **rows, "features": features, "tuples": tuples})
         code, group = crc32(text.encode()), _cpu_group(dist.group.WORLD)
         device = getattr(rows["embeddings"], "device", torch.device("cpu"))
         tensors = [x.to(device) for x in rows.values() if isinstance(x, Tensor)]
@@ -277,15 +275,15 @@ def _cpu_group(world: Any) -> Any:
     return world if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
-def _described(x: Any, *, whole: bool) -> str:
-    """Rows and dtypes; of features, whose maps and tokens stay on their process, no sizes of positions."""
+def _described(x: Any) -> str:
+    """Rows, widths and dtypes; no sizes of positions, since maps, tokens and masks stay on their process."""
     if isinstance(x, Tensor):
-        whole = whole or (x.ndim < 3 and x.is_floating_point())
-        return f"{tuple(x.shape if whole else x.shape[:1])} {x.dtype}"
+        matrix = x.ndim < 3 and x.is_floating_point()
+        return f"{tuple(x.shape if matrix else x.shape[:1])} {x.dtype}"
     if isinstance(x, Mapping):
-        return ", ".join(f"{name} {_described(x[name], whole=whole)}" for name in sorted(x))
+        return ", ".join(f"{name} {_described(x[name])}" for name in sorted(x))
     if isinstance(x, (tuple, list)):
-        return ", ".join(_described(part, whole=whole) for part in x)
+        return ", ".join(map(_described, x))
     return type(x).__name__
 
 

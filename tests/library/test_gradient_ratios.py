@@ -136,6 +136,9 @@ class TestCaptureLossTerms:
         assert_close(terms["easy"], part(x, labels))
         assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
         assert_close(total, sum(terms.values()))
+        with capture_loss_terms(loss) as twice:
+            total = loss(x, labels) + loss(x.flip(1), labels)
+        assert_close(total, sum(twice.values()))
 
     def test_nothing_to_record(self) -> None:
         for loss, message in (

@@ -301,9 +301,9 @@ def test_arrays_and_floating_labels():
     calculator = RankAccuracyCalculator((*expected,), device=CPU)
     assert calculator.get_accuracy(vectors.numpy(), labels.numpy()) == expected
     assert calculator.get_accuracy(vectors, labels.float()) == expected
-    apart = calculator.get_accuracy(vectors[:9], labels[:9], vectors[9:], labels[9:])
+    apart = measured(vectors, labels, is_query=torch.arange(48) < 30)  # more than references
     large = labels + 2**40  # float32 cannot tell these apart
-    mixed = (vectors[:9], large[:9], vectors[9:].numpy(), large[9:].double())
+    mixed = (vectors[:30], large[:30], vectors[30:].numpy(), large[30:].double())
     assert calculator.get_accuracy(*mixed) == apart != expected
 
 

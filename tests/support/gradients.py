@@ -158,6 +158,9 @@ def check_errors(processes: Processes) -> None:
     with pytest.raises(ValueError, match="embeddings, labels, ref_emb: expected tensors, got"):
         loss(x, labels, ref_emb=[[1.0, 2.0]] * 3)
     assert loss(x[:2], labels[:2]) >= 0  # smaller on all
+    similarity = DistributedLoss(LOSSES["JRS"].make())
+    with pytest.raises(ValueError, match=rf"{by_rank}.*pooled \(3, 4\).*pooled \(3, 5\)"):
+        similarity(x, labels, features={"pooled": torch.randn(3, 4 + odd)})
     maps = torch.randn(3, CHANNELS, 2, 2)
     # Nothing is trained, yet each process draws numbers of its own.
     torch.manual_seed(rank)
@@ -211,6 +214,7 @@ def check_calls(processes: Processes) -> None:
     labels, other_labels = torch.arange(BATCH) % 3, torch.arange(BATCH) % 4
     x, y = draw(BATCH, WIDTH), draw(BATCH, WIDTH)
     tokens, mask = draw(BATCH, 4, CHANNELS), (torch.arange(4) < 3).expand(BATCH, -1)
+    maps = draw(BATCH, CHANNELS, 2, 3)
     features = {"pooled": draw(BATCH, CHANNELS), "feature": draw(BATCH, 2)}
     names = ("pooled", "embeddings", "classes", "feature")
     several = JRDLoss(CLASSES, WIDTH, representations=names, kernels={"feature": GaussianKernel()})
@@ -227,6 +231,10 @@ def check_calls(processes: Processes) -> None:
         padding = torch.nn.functional.pad
         return padding(pair[0], (0, 0, 0, rank)), padding(pair[1], (0, rank))
 
+    def twice(maps: torch.Tensor) -> torch.Tensor:
+        """The same averages from maps of another size on each process."""
+        return maps.repeat_interleave(1 + rank, dim=2)
+
     def in_other_order(features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return dict(sorted(features.items(), reverse=rank % 2 == 1))
 
@@ -239,6 +247,7 @@ def check_calls(processes: Processes) -> None:
         (memory, (labels,), {"enqueue_mask": torch.arange(BATCH) % 2 == 0}, None),
         (DivergenceLoss(HEADS, 0.1), (), {}, None),
         (horde(losses.ContrastiveLoss()), (labels,), {"features": (tokens, mask)}, padded),
+        (horde(losses.ContrastiveLoss()), (labels,), {"features": maps}, twice),
         (several, (labels,), {"features": features}, in_other_order),
     ):
         loss = loss.double()
