@@ -66,6 +66,8 @@ def test_versions_and_requirements_are_the_same_everywhere() -> None:
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
     for version in cited["version"], recipe["context"]["version"]:
         assert version == pml_regularizers.__version__
+    heading = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert heading in ("Unreleased", f"{cited['version']} ({cited['date-released']})")
     about = (recipe["about"]["summary"], recipe["about"]["license"])
     assert about == (project["description"], project["license"])
     needs = {
