@@ -15,6 +15,7 @@ from benchmarks.reporting.table import Table
 from benchmarks.reporting.verification import share
 
 USUAL = 0.01  # false positives, if that many or fewer can be had
+SURE = 0.25  # half-width of an interval, at most, of a number that is worth telling
 USEFUL = 0.1  # known images named rightly, at least, for a threshold that is of use
 REPORTED = (0.1, 0.01, 0.001)
 
@@ -60,35 +61,65 @@ class Judge:
         return "unknown" if similarity < self.unknown else "not sure"
 
     def told(self) -> str:
-        """The rates in words."""
-        most, least = ("at most ", "at least ") if self.times > 1 else ("", "")
+        """The rates in words; that they say nothing, where their intervals are too wide."""
+        found, limits = self.found, ("at most ", "at least ") if self.times > 1 else ("", "")
+        most, least = limits
+        queries, classes = found["unknown_queries"], found["unknown_classes"]
+        wrong = _interval(self.false_positives, self.half_width, 100)
+        right = _interval(self.true_positives, self.true_half_width, 100)
+        if max(self.half_width or 0.0, self.true_half_width or 0.0) > SURE:
+            return (
+                f"The test of {queries:,} images of {classes:,} classes is too small to tell: of 100 unknown "
+                f"images, {wrong or 'some'} would be called known, and of 100 known ones, {right or 'some'} named "
+                "rightly. "
+                "Take more photographs, of more classes."
+            )
         base = next((n for n in (100, 1000) if n * self.false_positives > 1 - 1e-9), 10_000)
-        wrong = ceil(base * self.false_positives - 1e-9)
-        found = self.found
-        interval = "" if self.half_width is None else f" (± {ceil(base * self.half_width)})"
-        width = "" if self.true_half_width is None else f" (± {ceil(100 * self.true_half_width)})"
-        called = f"{most}{wrong}{interval} {'is' if wrong == 1 else 'are'} called known"
+        called = ceil(base * self.false_positives - 1e-9)
+        wrong = _interval(self.false_positives, self.half_width, base)
         told = (
-            f"Of {base:,} unknown images, {called} and {least}{int(base * self.rejected):,} unknown. "
-            f"Of 100 known ones, {least}{int(100 * self.true_positives)}{width} are named rightly, "
+            f"Of {base:,} unknown images, {most}{called} {'is' if called == 1 else 'are'} called known"
+            f"{_sure(wrong)}, and {least}{int(base * self.rejected):,} unknown. Of 100 known ones, "
+            f"{least}{int(100 * self.true_positives)} are named rightly{_sure(right)}, "
             f"{most}{ceil(100 * self.misnamed - 1e-9)} wrongly, and at most {ceil(100 * self.missed - 1e-9)} are "
-            f"called unknown. Measured on {found['unknown_queries']:,} images of "
-            f"{found['unknown_classes']:,} classes, each compared with {found['compared']:,} of other classes; "
+            f"called unknown. Measured on {queries:,} images of {classes:,} classes, each compared with "
+            f"{found['compared']:,} of other classes; "
         )
         counts = found["known_queries"], found["known_classes"]
         known = "known ones have"
-        if counts != (found["unknown_queries"], found["unknown_classes"]):
+        if counts != (queries, classes):
             known = f"the {counts[0]:,} known ones, of {counts[1]:,} classes, have"
         own, here = found["own_images"], self.own_images
         told += f"{known} about {own:,} image{'s' * (own != 1)} of their class to find."
         if self.times > 1:
-            told += f" The searched folder has {self.times:.2g} times as many, so that the numbers are limits."
+            told += f" The searched folder has {_many(self.times)} times as many, so that the numbers are limits."
         if here is not None and here < own:
             told += (
                 f" It has about {here:,} image{'s' * (here != 1)} of a class, so that fewer known images are "
                 "named, and more are called unknown."
             )
         return told
+
+
+def _interval(share: float, half_width: float | None, base: int) -> str:
+    """The limits of a share, of `base` images; empty without any."""
+    if half_width is None:
+        return ""
+    low, high = max(0.0, share - half_width), min(1.0, share + half_width)
+    return f"{int(base * low + 1e-9):,} to {ceil(base * high - 1e-9):,}"
+
+
+def _sure(interval: str) -> str:
+    return interval and f" ({interval} with a confidence of 95 %)"
+
+
+def _many(times: float) -> str:
+    return f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+
+
+def _of_100(share: float) -> str:
+    count = round(100 * share)
+    return f"{count} of 100" if count or not share else "fewer than 1 of 100"
 
 
 def judge(
@@ -153,16 +184,16 @@ def _of_no_use(found: Mapping[str, Any], judges: Sequence[Judge], times: float) 
             f"the test has {queries:,} images, and a threshold needs {min(needed):,}; test on more"
         )
     if not judges:
-        return "no threshold is of use: images of other classes are as near as copies"
+        return "no threshold is of use, because images of other classes are as near as copies"
     if times > 1:
         return (
-            f"no threshold is of use: the folder is {times:.2g} times as large as the tested gallery of "
+            f"no threshold is of use, because the folder is {_many(times)} times as large as the tested gallery of "
             f"{found['compared']:,} images; test on more"
         )
     best = max(judges, key=lambda judge: judge.true_positives - judge.false_positives)
     return (
-        f"no threshold is of use: where {100 * best.false_positives:.3g} of 100 unknown images are called "
-        f"known, only {100 * best.true_positives:.3g} of 100 known ones are named rightly"
+        f"no threshold is of use, because where {_of_100(best.false_positives)} unknown images are called known, "
+        f"{_of_100(best.true_positives)} known ones are named rightly; try another network"
     )
 
 

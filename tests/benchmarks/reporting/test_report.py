@@ -176,8 +176,9 @@ def test_verification_and_identification_are_told_in_words(make):
     shown = [list(row.values()) for row in table(text, 1)]
     assert shown == [["1 %", "0.625 ± 0.030", "40.00 ± 10.00"], ["0.01 %", "–", "–"]]
     assert "the test has 2,000 pairs of two classes, and needs 100,000" in text
-    assert "Of 100 unknown images, 1 (± 1) is called known and 60 unknown." in text
-    assert "Of 100 known ones, 50 (± 5) are named rightly, 2 wrongly, and at most 10 are" in text
+    sure = "with a confidence of 95 %)"
+    assert f"Of 100 unknown images, 1 is called known (0 to 2 {sure}, and 60 unknown." in text
+    assert f"Of 100 known ones, 50 are named rightly (45 to 55 {sure}, 2 wrongly, and" in text
     assert "the 980 known ones, of 8 classes, have about 9 images of their class to find" in text
     shown = [list(row.values()) for row in table(text, 2)]
     assert shown[1:] == [["1 % ± 0.50", "0.800", "50.00 ± 5.00"], ["0.1 %", "–", "–"]]
@@ -191,7 +192,19 @@ def test_verification_and_identification_are_told_in_words(make):
     assert row["area under the ROC (%)"].startswith("85.00 ± ")
     assert [list(row.values()) for row in table(text, 2)] == [["A", "50.00", "50.00", "–"]]
     useless = make("C", 0, 0.4, identification=identification(200, 0.08))
-    assert "where 10 of 100 unknown images are called known, only 8 of" in compared(useless)
+    assert "where 10 of 100 unknown images are called known, 8 of" in compared(useless)
+    nothing = identification(200, 0.0002)
+    assert "known, fewer than 1 of 100 known ones" in compared(
+        make("D", 0, 0.4, identification=nothing)
+    )
+    wide = identification(1000, 0.5)
+    wide["rates"][1]["true_positives_half_width"] = 0.79
+    text = compared(make("E", 0, 0.4, identification=wide))
+    assert (
+        "1,000 images of 10 classes is too small to tell: of 100 unknown images, 0 to 2 would"
+        in text
+    )
+    assert "of 100 known ones, 0 to 100 named rightly. Take more photographs, of more" in text
 
 
 @pytest.mark.parametrize(
@@ -210,7 +223,7 @@ def test_thresholds_that_were_asked_for_and_not_measured_are_told(make, split, t
         (900, None, (0.1, 0.41, 0.11, 0, 10)),
         (180, 0.2, (0.2, 0.4, 0.12, 0.2, 2)),
         (180, 0.01, "rates that are of use here, 0.2, 0.02, got 0.01"),
-        (9000, None, "the folder is 1e+02 times as large as the tested gallery of 90"),
+        (9000, None, "because the folder is 100 times as large as the tested gallery of 90"),
     ],
 )
 def test_rates_in_a_larger_folder_are_limits(images, asked, told):
