@@ -146,8 +146,9 @@ def _counted(
     counts = torch.zeros(2 * count + 1, BINS, dtype=torch.int64, device=device)
     same, other, others = counts[:count], counts[count:-1], counts[-1]
     unit = normalize(vectors.double()).to(device)
-    labels, groups, moved = labels.to(device), groups.to(device), vars(ranking).items()
-    ranking = replace(ranking, **{k: x.to(device) for k, x in moved if isinstance(x, Tensor)})
+    labels, groups = labels.to(device), groups.to(device)
+    moved: Any = {k: x.to(device) for k, x in vars(ranking).items() if isinstance(x, Tensor)}
+    ranking = replace(ranking, **moved)
     parts = torch.arange(len(unit), device=device).split(BLOCK_ROWS)
     for rows, columns in own_share([*combinations_with_replacement(parts, 2)], accelerator):
         kept = ranking.queries[rows, None] & ranking.gallery[columns]
