@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from benchmarks.datasets.images import ImageSet
 
 IMAGES = {"data.dataset", "data.root", "data.table"}
-CHOICE = {
-    **{"data.split": "test", "data.fold": "0", "data.folds": "4", "data.stage": "null"},
-    **{"data.test_classes": "null", "data.class_level": "null", "data.known_classes": "null"},
-    "data.max_classes": "null",
-}
+
+CLASSES = ("stage", "test_classes", "class_level", "known_classes", "max_classes")
+CHOICE = {"data.split": "test", "data.fold": "0", "data.folds": "4"}
+CHOICE |= {f"data.{name}": "null" for name in CLASSES}
 """Settings that say which classes are tested, and those of other images, for which the run's do not hold."""
 
 GROUPS = {"data.camera": "null", "data.sequence": "null"}
@@ -52,20 +51,16 @@ GROUPS = {"data.camera": "null", "data.sequence": "null"}
 
 SETTINGS = (
     *("data.dataset", "data.root", "data.table", *CHOICE, *GROUPS, "data.image_size"),
-    "data.resize",
-    *("data.keep_aspect", "data.interpolation", "data.num_workers", "evaluation.recall_at"),
-    *("evaluation.batch_size", "evaluation.parts", "evaluation.clustering"),
-    *("evaluation.verification", "precision"),
+    *("data.resize", "data.keep_aspect", "data.interpolation", "data.num_workers", "precision"),
+    *("evaluation.recall_at", "evaluation.batch_size", "evaluation.parts"),
+    *("evaluation.clustering", "evaluation.verification"),
 )
 
-TRAINING = {
-    **{"protocol": "paper", "model.weights": "null", "data.decoded_gib": "null"},
-    "data.download": "null",
-    **{"data.cached_views": "null", "data.train_classes": "null", "data.draw_classes": "null"},
-    **{"evaluation.every": "0", "evaluation.oracle": "false", "evaluation.descriptor": "false"},
-    **{"evaluation.orders": "false", "evaluation.features": "null"},
-    "evaluation.divergence": "false",
-}
+TRAINING = {"protocol": "paper", "model.weights": "null", "evaluation.every": "0"}
+TRAINING |= {"evaluation.features": "null"}
+TRAINING |= {f"evaluation.{x}": "false" for x in ("oracle", "descriptor", "orders", "divergence")}
+UNUSED = ("decoded_gib", "download", "cached_views", "train_classes", "draw_classes")
+TRAINING |= {f"data.{name}": "null" for name in UNUSED}
 """Settings of the training and of what needs its images or losses, with the value that leaves them out."""
 
 
@@ -100,10 +95,8 @@ class Test:
     """A network, and what it is tested on."""
 
     network: "nn.Module"
-    trunk: "nn.Module"
-    about: dict[str, Any]  # facts about its training, for the record
+    about: dict[str, Any]  # facts about it and its training, and its settings, for the record
     experiment: Experiment  # the run's, with the settings that were given
-    config: dict[str, Any]  # its settings, for the record
     images: "Glyphs | ImageSet"  # without views
     are_known: bool  # if the run's record says whether it was trained on these classes
 
@@ -117,71 +110,61 @@ class Test:
             classes = "other images"
         elif data.split == "all":
             classes = "the classes of the training"
-        counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images"
         asked = count_queries(self.images.labels, self.images.ranking)
-        counts += f", {queries_text(*asked)}"
+        counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images, "
+        counts += queries_text(*asked)
         if leaving := leaving_text(data.camera, data.sequence):
             counts += f"; {leaving}"
         return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
 
 
-UNKNOWN = "The network may have been trained on some of these classes."
-
-
 def _run(options: Namespace, argv: Sequence[str]) -> int:
     """Test, print and write; the exit status."""
-    from benchmarks.records.provenance import (
-        describe_code,
-        describe_hardware,
-        describe_versions,
-        now,
-    )
+    from benchmarks.records.provenance import describe_machine, now
     from benchmarks.reporting.comparison import compare
     from benchmarks.training.launcher import start
     from benchmarks.training.parts import check_parts
 
     trust(options.trust)
-    is_run, folder = (options.run / "run.json").exists(), options.run.absolute()
-    # An export may be published, and this file holds paths.
-    beside = folder.with_name(f"{folder.name}-evaluation.json")
-    output: Path = options.output or _free(options.run / "evaluation.json" if is_run else beside)
-    if output.exists():
-        raise ConfigError(f"--output: {output} exists; choose another file")
-    try:
-        with TemporaryFile(dir=next(path for path in output.absolute().parents if path.exists())):
-            pass  # a file can be written there
-    except OSError as error:
-        raise ConfigError(f"--output: {output}: {error.strerror}") from error
-    given = {name: value for name in SETTINGS if (value := vars(options).get(name)) is not None}
-    test = (_of_run if is_run else _of_export)(options.run, given)
+    output, given = _output(options), {k: v for k, v in vars(options).items() if k in SETTINGS}
+    test = (_of_run if _is_run(options.run) else _of_export)(options.run, given)
     check_parts(test.experiment.evaluation, test.images)
     accelerator = start(test.experiment)
     try:
         info = _tested(test, accelerator)
         if accelerator.is_main_process:
-            run = Run(options.run, {**info, "steps": info["steps"] or 0})  # unknown ones
             command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
-            session = {"command": command, **describe_code(), "finished": now()}
-            session |= {"versions": describe_versions()}
-            session |= {"hardware": describe_hardware()}
+            session = {"command": command, **describe_machine(), "finished": now()}
             output.parent.mkdir(parents=True, exist_ok=True)
             write_json(output, session | info)
-            page = compare([run])
-            blocks = [*page.blocks, *([] if test.are_known else [UNKNOWN])]
-            say(replace(page, title=test.title, blocks=blocks).terminal())
+            page = compare([Run(options.run, {**info, "steps": info["steps"] or 0})])
+            if not test.are_known:
+                page.blocks.append("The network may have been trained on some of these classes.")
+            say(replace(page, title=test.title).terminal())
             say(f"Result: {output}")
     finally:
         accelerator.end_training()
     return 0
 
 
-def _free(path: Path) -> Path:
-    """The path, or NAME-2.json and so on: a result is never overwritten."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(other for other in chain([path], others) if not other.exists())
+def _is_run(folder: Path) -> bool:
+    return (folder / "run.json").exists()
 
 
-Loaded = tuple[Command, "Glyphs | ImageSet"]
+def _output(options: Namespace) -> Path:
+    """The file of the result, which can be written and is not there: a result is never overwritten."""
+    path, folder = options.run / "evaluation.json", options.run.absolute()
+    if not _is_run(folder):  # an export may be published, and this file holds paths
+        path = folder.with_name(f"{folder.name}-evaluation.json")
+    paths = chain([path], (path.with_stem(f"{path.stem}-{number}") for number in count(2)))
+    output: Path = options.output or next(path for path in paths if not path.exists())
+    if output.exists():
+        raise ConfigError(f"--output: {output} exists; choose another file")
+    try:
+        with TemporaryFile(dir=next(path for path in output.absolute().parents if path.exists())):
+            return output
+    except OSError as error:
+        raise ConfigError(f"--output: {output}: {error.strerror}") from error
 
 
 def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
@@ -191,34 +174,31 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
 
     restored = load_network(folder)
     info, config = restored.run.info, restored.run.file("config.yaml")
-    own = restored.experiment.data
+    channels = restored.experiment.data.in_chans
 
-    def load(
-        values: Mapping[str, str], default: float | None, given: Mapping[str, str] = given
-    ) -> Loaded:
-        command = _parse(config, {**TRAINING, **values, **given}, own.in_chans)
-        experiment = command.experiment
-        return command, build_tested(experiment.data, seed=experiment.seed, default=default)
+    def load(values: Mapping[str, str], default: float | None) -> Any:
+        command = _parse(config, {**TRAINING, **values}, channels)
+        data, seed = command.experiment.data, command.experiment.seed
+        return command, build_tested(data, seed=seed, default=default)
 
-    loaded, same, named = None, False, given.keys() & IMAGES
-    if given.get("data.dataset", own.dataset) == own.dataset:
-        try:
-            loaded = load({}, 0.5)
-            as_run = {name: value for name, value in given.items() if name not in GROUPS}
-            alike = loaded if len(as_run) == len(given) else load({}, 0.5, as_run)
-            same = alike[1].fingerprint == info["data"]["fingerprint"]
-        except ConfigError:
-            if not named:
-                raise
-    if loaded is None or (named and not same):
-        loaded = load({"data.table": "null", **CHOICE, **GROUPS}, None)
-    command, images = loaded
+    same, named = False, given.keys() & IMAGES
+    try:
+        alike = {name: value for name, value in given.items() if name not in GROUPS}
+        command, images = load(alike, 0.5)
+        same = images.fingerprint == info["data"]["fingerprint"]
+        if alike != given:
+            command, images = load(given, 0.5)
+    except ConfigError:
+        if not named:
+            raise
+        same = False
+    if named and not same:
+        command, images = load({"data.table": "null", **CHOICE, **GROUPS, **given}, None)
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
-    settings = command.resolved().config
+    about["config"] = command.resolved().config
     are_known = same and not given.keys() & CHOICE.keys()
-    network = restored.network
-    return Test(network, network.trunk, about, command.experiment, settings, images, are_known)
+    return Test(restored.network, about, command.experiment, images, are_known)
 
 
 def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
@@ -226,7 +206,7 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
     from benchmarks.building.images import build_tested
     from benchmarks.evaluation.networks import load_export
 
-    if not (folder / "model.safetensors").exists():
+    if not (weights := folder / "model.safetensors").exists():
         raise ConfigError(
             f"{folder}: holds neither run.json nor model.safetensors; expected the folder of a run, or of an export"
         )
@@ -235,16 +215,15 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
         raise ConfigError(
             "data.root: an export has no images; name some, as in --data.dataset folder --data.root DIR"
         )
-    view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
-    recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
-    channels = network.pretrained_cfg["input_size"][0]
-    command = _parse(None, {**TRAINING, **recall, **CHOICE, **view, **given}, channels)
-    images = build_tested(command.experiment.data)
-    digest = {"sha256": file_digest(folder / "model.safetensors")}
+    values = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
+    values |= {"evaluation.recall_at": "[1, 2, 4, 8]", **TRAINING, **CHOICE, **given}
+    command = _parse(None, values, network.pretrained_cfg["input_size"][0])
     about: dict[str, Any] = {"network": f"{folder}", "label": folder.resolve().name}
-    about |= {"weights": digest, "seed": 0, "protocol": None, "steps": None}
+    about |= {"weights": {"sha256": file_digest(weights)}, "seed": 0, "protocol": None}
     config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
-    return Test(network, network, about, command.experiment, config, images, False)
+    about |= {"steps": None, "config": config}
+    images = build_tested(command.experiment.data)
+    return Test(network, about, command.experiment, images, False)
 
 
 def _parse(config: Path | None, values: Mapping[str, str], channels: int) -> Command:
@@ -268,8 +247,9 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
     from benchmarks.records.provenance import describe_tested, look_through
 
     data, tests, images = test.experiment.data, test.experiment.evaluation, test.images
-    show_to(test.trunk, Datasets(images, images), data)
-    about = describe_tested(data, images, test.trunk)
+    trunk = getattr(test.network, "trunk", test.network)
+    show_to(trunk, Datasets(images, images), data)
+    about = describe_tested(data, images, trunk)
     if accelerator.is_main_process:
         about |= look_through(data, images)
     exact = test.experiment.precision == "float64"
@@ -279,8 +259,7 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
     evaluator = Evaluator(accelerator, network, tests.batch_size, workers)
     found, outputs, half_widths, _ = test_outputs(evaluator, None, None, images, tests)
     return {
-        **test.about,
-        **{"status": "finished", "config": test.config, "data": about},
+        **{**test.about, "status": "finished", "data": about},
         **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
         "per_class": per_class(found.ranks, images.num_classes),
         **verified(found, test.experiment, accelerator),

@@ -14,21 +14,13 @@ stands for it. What the paper leaves open: docs/generalization_bound.md.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 
-class Interval(NamedTuple):
-    """A mean and the half-width of its 95 % interval."""
-
-    mean: float
-    half_width: float
-
-
-def confidence_interval(values: Sequence[float], *, student: bool = False) -> Interval:
+def confidence_interval(values: Sequence[float], *, student: bool = False) -> tuple[float, float]:
     """Mean of at least two independent values and the half-width of its 95 % interval.
 
     Args:
@@ -48,7 +40,7 @@ def confidence_interval(values: Sequence[float], *, student: bool = False) -> In
         from scipy.special import stdtrit
 
         quantile = float(stdtrit(n - 1, 0.975))
-    return Interval(mean, quantile * deviation / math.sqrt(n))
+    return mean, quantile * deviation / math.sqrt(n)
 
 
 def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[Tensor]:

@@ -207,15 +207,19 @@ def describe_launcher() -> dict[str, str]:
     return {name: os.environ[name] for name in ours}
 
 
+def describe_machine() -> dict[str, Any]:
+    """Code, versions and hardware that what is done now is done with."""
+    about = {"versions": describe_versions(), "hardware": describe_hardware()}
+    return {**describe_code(), **about}
+
+
 def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
     """A command that does the same, code, versions and hardware of a run from now on."""
     launcher = ["ACCELERATE_USE_CPU=true"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     launcher += ["torchrun", "--nproc_per_node", f"{processes}"] if processes > 1 else ["python"]
     return {
         "command": shlex.join([*launcher, "benchmarks/run.py", *argv]),
-        **describe_code(),
-        "versions": describe_versions(),
-        "hardware": describe_hardware(),
+        **describe_machine(),
         "world_size": processes,
         "launcher": describe_launcher(),
         "started": now(),

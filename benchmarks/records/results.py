@@ -29,6 +29,10 @@ class Run:
     def seed(self) -> int:
         return int(self.info["seed"])
 
+    @property
+    def outcome(self) -> str:
+        return outcome(self.info)
+
     def file(self, name: str) -> Path:
         """Return the path of a file of the run, which may be missing.
 
@@ -69,12 +73,8 @@ def outcome(info: Mapping[str, Any]) -> str:
 
     With the same settings, it would diverge again.
     """
-    return "diverged" if has_diverged(info) else str(info["status"])
-
-
-def has_diverged(info: Mapping[str, Any]) -> bool:
-    """True if a loss or an embedding was not finite."""
-    return info["status"] == "failed" and bool(info.get("diverged"))
+    has_diverged = info["status"] == "failed" and info.get("diverged")
+    return "diverged" if has_diverged else str(info["status"])
 
 
 def has_thresholds(info: Mapping[str, Any]) -> bool:

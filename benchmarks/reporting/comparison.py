@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.datasets.queries import queries_text
 from benchmarks.datasets.remarks import verify_command
-from benchmarks.records.results import Run, has_diverged
+from benchmarks.records.results import DONE, Run
 from benchmarks.reporting.identification import identified
 from benchmarks.reporting.names import START, UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import (
@@ -47,44 +47,34 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     rows: Rows = {}
     beside: dict[str, dict[str, str]] = {}
 
-    def add(name: str, found: dict[int, Metrics], seeds: str, label: str | None = None) -> None:
-        if name in {*rows, *groups} - {label}:
+    def add(name: str, found: dict[int, Metrics], lost: Sequence[int] = ()) -> None:
+        if name in rows:
             run = [*groups[name].runs, *groups[name].diverged][0]
             raise ValueError(
                 f"{run.folder}: the label {name!r} is also the name of another row of "
                 "this report; leave the run out, or run it again with another label"
             )
-        rows[name], beside[name] = found, {"seeds": seeds}
+        rows[name], beside[name] = found, {"seeds": count_of_seeds(len(found), lost)}
 
-    untrained: Rows = {}  # of the baseline
     for label, group in groups.items():
-        lost = [run.seed for run in group.diverged]
         for output, seeds in group.outputs.items():
-            name = row_name(label, output, group.first["config"])
-            if output.startswith(UNTRAINED):
-                untrained |= {name: seeds} if label == baseline else {}
-            elif output != "parts":  # galleries of a part of the images: not comparable
-                add(name, seeds, count_of_seeds(len(seeds), lost), label)
+            # Galleries of a part of the images are not comparable.
+            if output != "parts" and not output.startswith(UNTRAINED):
+                name = row_name(label, output, group.first["config"])
+                add(name, seeds, [run.seed for run in group.diverged])
+    first = groups[baseline].first
     sizes, result = {len(seeds) for seeds in rows.values()}, _result(rows, baseline, groups)
-    starts = {run.seed: run.info.get(START) for run in groups[baseline].runs}
-    start = {seed: metrics for seed, metrics in starts.items() if metrics}
-    if start:
-        untrained[row_name(baseline, START)] = start
-    for name, seeds in untrained.items():
-        add(name, seeds, f"{len(seeds)}")
-    told = {
-        "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
-        "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
-        DESCRIPTOR: any(name.endswith("†") for name in rows),
-        "before training: the baseline's network at its start, tested likewise.": start,
-    }
+    for output, seeds in groups[baseline].outputs.items():
+        if output.startswith(UNTRAINED):
+            add(row_name(baseline, output, first["config"]), seeds)
+    if start := {r.seed: r.info[START] for r in groups[baseline].runs if r.info.get(START)}:
+        add(row_name(baseline, START), start)
     notes = [note for group in groups.values() for note in group.diverged_notes]
     notes += [
         f"{run.folder}: the loss was 0 in every step, so that it trained nothing; what moved is batch norm."
         for run in runs
         if run.info.get("never_acted")
     ]
-    first = groups[baseline].first
     if copies := first["data"].get("test_copies"):
         notes += [
             f"{copies:,} of the {first['data']['test_images']:,} test images have a copy of their class, which a "
@@ -94,6 +84,12 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     if lost := first["data"].get("unanswered_validation_queries"):
         counts = queries_text(first["data"]["validation_queries"], lost)
         notes.append(f"The validation classes, which chose the step, have {counts}.")
+    told = {
+        "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
+        "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
+        DESCRIPTOR: any(name.endswith("†") for name in rows),
+        "before training: the baseline's network at its start, tested likewise.": start,
+    }
     notes += [note for note, holds in told.items() if holds]
     tables = [*compared(rows, baseline, beside), *verified(groups), *identified(groups)]
     return Page(_heading(groups), [result, *tables, *notes])
@@ -101,12 +97,11 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
 
 def grouped(runs: Sequence[Run]) -> dict[str, Group]:
     """Label -> runs; raises ValueError if they cannot be in one table."""
-    first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
+    first = next((run for run in runs if run.outcome == "finished"), runs[0])
     for run in runs:
-        diverged = has_diverged(run.info)
-        if run.info["status"] != "finished" and (run is first or not diverged):
-            told, way = repr(run.info["status"]), "continue it with --resume"
-            if diverged:  # as it would again
+        if run.outcome not in DONE or first.outcome == "diverged":
+            told, way = run.outcome, "continue it with --resume"
+            if told == "diverged":  # as it would again
                 told, way = f"diverged ({run.info.get('error')})", "run it with other settings"
             raise ValueError(
                 f"{run.folder}: the run is {told}, not finished; {way}, or leave it out"
@@ -120,11 +115,6 @@ def grouped(runs: Sequence[Run]) -> dict[str, Group]:
                 f"{run.folder}: label {label!r} already has seed {run.seed} in {older.folder}; pass each seed once"
             )
         for run in (members := [*group.runs, *group.diverged]):
-            if run.info["steps"] != members[0].info["steps"]:
-                raise ValueError(
-                    f"{run.folder}: {run.info['steps']} steps, but {members[0].info['steps']} in "
-                    f"{members[0].folder} of the same label {label!r}; give them different labels"
-                )
             for setting in differing_settings(members[0], run):
                 raise ValueError(
                     f"{run.folder}: its {setting} is not that of {members[0].folder} of the same label {label!r}; "

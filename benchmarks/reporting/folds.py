@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from benchmarks.datasets.queries import Ranking
 from benchmarks.evaluation.tester import cluster_metrics, measure
 from benchmarks.records.files import damage_named
-from benchmarks.records.results import Run, has_diverged, load_run
+from benchmarks.records.results import Run, load_run
 from benchmarks.records.run_folder import EMBEDDINGS
 from benchmarks.reporting.comparison import compared, tested_text
 from benchmarks.reporting.paired import Metrics, Rows
@@ -52,16 +52,16 @@ def read_method(folder: Path) -> Method:
         raise ValueError(
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
-    first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
+    first = next((run for run in runs if run.outcome == "finished"), runs[0])
     config = first.info["config"]
     folds, dimension = config["data"]["folds"], config["model"]["embedding_size"]
     numbers: Rows = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
-        finished = sum(run.info["status"] == "finished" for run in models)
+        finished = sum(run.outcome == "finished" for run in models)
         if finished != folds:
-            lost = [run.folder.name for run in models if has_diverged(run.info)]
+            lost = [run.folder.name for run in models if run.outcome == "diverged"]
             diverged += [seed] * bool(lost)
             left_out.append(
                 f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"

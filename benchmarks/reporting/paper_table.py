@@ -7,7 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 from benchmarks.console.printing import printable
-from benchmarks.records.results import Run, has_diverged, load_run
+from benchmarks.records.results import DONE, Run, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import percent
@@ -194,8 +194,8 @@ def _collect(table: RecipeTable, folders: Sequence[Path]) -> tuple[dict[str, Gro
 def _check(run: Run, recipe: Mapping[str, Any], other: Run | None = None) -> None:
     """Raise a ValueError unless the run is one of the recipe as it is, with the data and weights of the other."""
     info = run.info
-    if info["status"] != "finished" and not has_diverged(info):
-        raise ValueError(f"{run.folder} is {info['status']}, not finished")
+    if run.outcome not in DONE:
+        raise ValueError(f"{run.folder} is {run.outcome}, not finished")
     for change in changes_of_methods(info["config"], recipe):
         if change.key != "evaluation.oracle":  # adds a number and changes none
             before, now = (shorten(repr(value), 80) for value in (change.before, change.now))

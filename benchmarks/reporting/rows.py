@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from benchmarks.records.results import Run, has_diverged
+from benchmarks.records.results import Run
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
 from benchmarks.settings.differences import Change, changes_of_methods, flat
 
@@ -26,8 +26,8 @@ class Group:
                 self.replaced.append((older, run))
             seeds[run.seed] = run
         of_seeds = [seeds[seed] for seed in sorted(seeds)]
-        self.runs = [run for run in of_seeds if not has_diverged(run.info)]
-        self.diverged = [run for run in of_seeds if has_diverged(run.info)]
+        self.runs = [run for run in of_seeds if run.outcome != "diverged"]
+        self.diverged = [run for run in of_seeds if run.outcome == "diverged"]
 
     @property
     def first(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
                 "only runs tested on the same data can be compared"
             )
     measured, expected = (other.info["metrics"].keys() - OF_A_METHOD for other in (run, first))
-    if measured != expected and not any(has_diverged(other.info) for other in (run, first)):
+    if measured != expected and "diverged" not in (run.outcome, first.outcome):
         raise ValueError(
             f"{run.folder}: measured {sorted(measured)}, but {first.folder} {sorted(expected)}; test both with the "
             "same evaluation settings"
