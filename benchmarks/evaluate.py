@@ -101,27 +101,19 @@ class Test:
     are_known: bool  # if the run's record says whether it was trained on these classes
 
     @property
-    def title(self) -> str:
-        from benchmarks.datasets.queries import count_queries, leaving_text, queries_text
-
+    def classes(self) -> str:
         data = self.experiment.data
-        classes = f"{'unseen ' * (not data.known_classes)}{data.split} classes"
         if not self.are_known:
-            classes = "other images"
-        elif data.split == "all":
-            classes = "the classes of the training"
-        asked = count_queries(self.images.labels, self.images.ranking)
-        counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images, "
-        counts += queries_text(*asked)
-        if leaving := leaving_text(data.camera, data.sequence):
-            counts += f"; {leaving}"
-        return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
+            return "other images"
+        if data.split == "all":
+            return "the classes of the training"
+        return f"{'unseen ' * (not data.known_classes)}{data.split} classes"
 
 
 def _run(options: Namespace, argv: Sequence[str]) -> int:
     """Test, print and write; the exit status."""
     from benchmarks.records.provenance import describe_machine, now
-    from benchmarks.reporting.comparison import compare
+    from benchmarks.reporting.comparison import compare, tested_text
     from benchmarks.training.launcher import start
     from benchmarks.training.parts import check_parts
 
@@ -137,10 +129,11 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
             session = {"command": command, **describe_machine(), "finished": now()}
             output.parent.mkdir(parents=True, exist_ok=True)
             write_json(output, session | info)
-            page = compare([Run(options.run, {**info, "steps": info["steps"] or 0})])
+            page, data = compare([Run(options.run, info)]), info["data"]
             if not test.are_known:
                 page.blocks.append("The network may have been trained on some of these classes.")
-            say(replace(page, title=test.title).terminal())
+            about = f"{test.classes} ({tested_text(data)}), tested with {info['network']}"
+            say(replace(page, title=f"{data['name']}: {about}").terminal())
             say(f"Result: {output}")
     finally:
         accelerator.end_training()

@@ -1,5 +1,6 @@
 """Layers in closed form on a trunk's features: the head of a run, and the untrained trunk beside every test."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -81,19 +82,19 @@ def components(accelerator: Accelerator, trained: Tensor, features: Tensor, size
     return _applied(accelerator, pca_init_(layer, trained), features)
 
 
-def whitened(
+def reduced(
     accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
-) -> Tensor | None:
-    """As `components`, after within-class whitening by the training images' labels (N,).
+) -> dict[str, Tensor]:
+    """The "pca", `components`, and the same "whitened" within the classes of the training images' labels (N,).
 
-    None if no two images of a class differ, so that there is nothing to whiten by.
+    The latter is missing if no two images of a class differ, so that there is nothing to whiten by.
     """
+    found = {"pca": components(accelerator, trained, features, size)}
     layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
-    try:
-        whitening_init_(layer, trained, labels)
-    except ValueError:
-        return None
-    return _applied(accelerator, layer, features)
+    with suppress(ValueError):
+        layer = whitening_init_(layer, trained, labels)
+        found["whitened"] = _applied(accelerator, layer, features)
+    return found
 
 
 def _applied(accelerator: Accelerator, layer: nn.Linear, features: Tensor) -> Tensor:

@@ -63,15 +63,13 @@ def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[
     return [order[start::count].sort().values for start in range(count)]
 
 
-def training_mask(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """True for a random part of every class (n,): its size is rounded, at least one image and never all."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"train_fraction: expected a number between 0 and 1, got {fraction}")
+def training_mask(labels: Tensor, seed: int) -> Tensor:
+    """True for a random half of every class (n,): its size is rounded, at least one image and never all."""
     classes, sizes = torch.unique(labels, return_counts=True)
     if sizes.min() < 2:
         lone = classes[sizes.argmin()].item()
         raise ValueError(f"labels: class {lone} has one image, to fit on or to test; leave it out")
-    chosen = (sizes * fraction).round().long().clamp(min=1).minimum(sizes - 1)
+    chosen = (sizes / 2).round().long().minimum(sizes - 1)
     place = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     mask = torch.zeros(len(labels), dtype=torch.bool)
     mask[_shuffled_by_class(labels, seed)[place < chosen.repeat_interleave(sizes)]] = True
@@ -79,13 +77,7 @@ def training_mask(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def ideal_joint_error(
-    seen: Tensor,
-    seen_labels: Tensor,
-    unseen: Tensor,
-    unseen_labels: Tensor,
-    *,
-    train_fraction: float = 0.5,
-    seed: int = 0,
+    seen: Tensor, seen_labels: Tensor, unseen: Tensor, unseen_labels: Tensor, *, seed: int = 0
 ) -> float:
     """lambda: the errors, on seen and on unseen images, of one classifier of all their classes. JRD, eq. 3.
 
@@ -96,8 +88,7 @@ def ideal_joint_error(
         seen_labels: (N,).
         unseen: (M, E), embeddings of images of other classes.
         unseen_labels: (M,), numbers that no seen class has.
-        train_fraction: Part of every class that the classifier is fitted on. The paper does not state it.
-        seed: Of the draw; the global generators are left alone.
+        seed: Of the random half that is fitted on; the global generators are left alone.
     """
     if shared := set(seen_labels.tolist()) & set(unseen_labels.tolist()):
         raise ValueError(
@@ -105,47 +96,36 @@ def ideal_joint_error(
             "classes numbers that no seen class has"
         )
     labels = [seen_labels, unseen_labels]
-    errors = _errors([seen, unseen], labels, labels, train_fraction, seed)
-    return sum(error.double().mean().item() for error in errors)  # eq. 3
+    return sum(error.mean().item() for error in _errors([seen, unseen], labels, labels, seed))
 
 
 def h_divergence(
-    seen: Tensor,
-    seen_labels: Tensor,
-    unseen: Tensor,
-    unseen_labels: Tensor,
-    *,
-    train_fraction: float = 0.5,
-    seed: int = 0,
+    seen: Tensor, seen_labels: Tensor, unseen: Tensor, unseen_labels: Tensor, *, seed: int = 0
 ) -> float:
     """Accuracy, 1 - error, of a classifier that separates seen images from unseen ones. JRD, eq. 2.
 
     1 if seen and unseen images lie apart, about 1/2 if they are mixed (for domains of equal size). The arguments
-    are those of `ideal_joint_error`; labels are used only to draw the part of every class.
+    are those of `ideal_joint_error`; labels are used only to draw the half of every class.
     """
     labels = [seen_labels, unseen_labels]
     targets = [torch.zeros_like(seen_labels), torch.ones_like(unseen_labels)]
-    errors = _errors([seen, unseen], labels, targets, train_fraction, seed)
-    return 1 - torch.cat(errors).double().mean().item()  # eq. 2, as printed
+    return 1 - torch.cat(_errors([seen, unseen], labels, targets, seed)).mean().item()
 
 
 def _errors(
-    domains: list[Tensor], labels: list[Tensor], targets: list[Tensor], fraction: float, seed: int
+    domains: list[Tensor], labels: list[Tensor], targets: list[Tensor], seed: int
 ) -> list[Tensor]:
-    """Mask, for each domain, of the tested images whose nearest image of the fitted ones has another target."""
-    for vectors in domains:
-        if not vectors.isfinite().all():
-            raise ValueError("embeddings: expected finite numbers, got NaN or infinity")
-    units = [normalize(vectors.detach()) for vectors in domains]
-    fitted = [training_mask(classes, fraction, seed) for classes in labels]
-    references = torch.cat([x[mask] for x, mask in zip(units, fitted, strict=True)])
-    known = torch.cat([y[mask] for y, mask in zip(targets, fitted, strict=True)])
+    """For each domain, 1 for the tested images whose nearest image of the fitted ones has another target, or 0."""
     from sklearn.metrics import pairwise_distances_argmin  # takes a while to import
 
+    units = [normalize(vectors.detach()) for vectors in domains]
+    fitted = [training_mask(classes, seed) for classes in labels]
+    references = torch.cat([x[mask] for x, mask in zip(units, fitted, strict=True)])
+    known = torch.cat([y[mask] for y, mask in zip(targets, fitted, strict=True)])
     errors = []
     for x, y, mask in zip(units, targets, fitted, strict=True):
         nearest = pairwise_distances_argmin(x[~mask].numpy(), references.numpy())
-        errors.append(known[nearest] != y[~mask])
+        errors.append((known[nearest] != y[~mask]).double())
     return errors
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
-from benchmarks.evaluation.closed_form import components, whitened
+from benchmarks.evaluation.closed_form import components, reduced
 from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.generalization_bound import (
     confidence_interval,
@@ -94,8 +94,8 @@ def test_outputs(
         both = seen["descriptor"], tested["descriptor"]
         vectors["descriptor"] = components(accelerator, *both, horde.embedding_size)
     if settings.features is not None:
-        both = seen["features"], tested["features"]
-        vectors |= feature_outputs(accelerator, *both, seen["labels"], settings.features)
+        given = seen["features"], seen["labels"], tested["features"]
+        vectors |= feature_outputs(accelerator, *given, settings.features)
     outputs, by_class = rank_all(accelerator, vectors, found.labels, test_set, K)
     half_widths: dict[str, Metrics] = {}
     if accelerator.is_main_process:
@@ -165,11 +165,9 @@ def test_untrained(
     vectors = {"untrained_features": found.descriptors}
     size = settings.features or size
     if size <= min(trained["features"].shape):
-        both = trained["features"], found.descriptors
-        vectors["untrained_pca"] = components(accelerator, *both, size)
-        white = whitened(accelerator, both[0], trained["labels"], both[1], size)
-        if white is not None:
-            vectors["untrained_whitened"] = white
+        given = trained["features"], trained["labels"], found.descriptors
+        fewer = reduced(accelerator, *given, size)
+        vectors |= {f"untrained_{name}": rows for name, rows in fewer.items()}
     return found.metrics, *rank_all(accelerator, vectors, found.labels, test_set, K)
 
 
@@ -190,17 +188,12 @@ def rank_all(
 
 
 def feature_outputs(
-    accelerator: Accelerator, trained: Tensor, features: Tensor, labels: Tensor, size: int
+    accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
 ) -> dict[str, Tensor]:
     """The tested images' pooled features (n, C), and what the training images' (N, C) make of them."""
-    outputs = {
-        "features": features,
-        "features_centred": features - trained.mean(dim=0),
-        "features_pca": components(accelerator, trained, features, size),
-    }
-    if (white := whitened(accelerator, trained, labels, features, size)) is not None:
-        outputs["features_whitened"] = white
-    return outputs
+    fewer = reduced(accelerator, trained, labels, features, size)
+    outputs = {"features": features, "features_centred": features - trained.mean(dim=0)}
+    return outputs | {f"features_{name}": rows for name, rows in fewer.items()}
 
 
 def over_parts(

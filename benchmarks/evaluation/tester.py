@@ -87,10 +87,9 @@ def measure(
     labels: Tensor,
     recall_at: Sequence[int],
     ranking: Ranking | None = None,
-    accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
-    """The metrics of `rank` alone."""
-    metrics, _ = rank(vectors, labels, recall_at, ranking, accelerator)
+    """The metrics of `rank` alone, by this process."""
+    metrics, _ = rank(vectors, labels, recall_at, ranking)
     return metrics
 
 

@@ -112,14 +112,7 @@ CODE = ("benchmarks", "pml_regularizers")
 """Folders whose new files of code change what a run does."""
 
 
-_code: dict[str, Any] = {}
-
-
-def keep_code() -> None:
-    """Keep the description of the code for this process and its forks, which run it as it was imported."""
-    _code.update(describe_code())
-
-
+@cache  # for this process and its forks, which run the code as it was imported
 def describe_code() -> dict[str, Any]:
     """{"commit": the hash, "dirty": True if the code differs from it}.
 
@@ -128,8 +121,6 @@ def describe_code() -> dict[str, Any]:
 
     Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
-    if _code:
-        return dict(_code)
     try:
         # Not tracked: the repository around this file is another project's.
         git("ls-files", "--error-unmatch", Path(__file__).resolve().name)

@@ -176,7 +176,7 @@ def _result(rows: Rows, baseline: str, groups: Mapping[str, Group]) -> str:
 
 def _heading(groups: Mapping[str, Group]) -> str:
     infos = [run.info for group in groups.values() for run in group.runs]
-    steps, data = dict.fromkeys(f"{info['steps']:,}" for info in infos), infos[0]["data"]
+    steps, data = dict.fromkeys(f"{info['steps'] or 0:,}" for info in infos), infos[0]["data"]
     split = data["split"]
     classes = "the classes of the training" if split == "all" else f"unseen {split} classes"
     if (known := data.get("known_classes")) is not None:

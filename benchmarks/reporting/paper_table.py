@@ -11,7 +11,7 @@ from benchmarks.records.results import DONE, Run, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR
 from benchmarks.reporting.names import metric_name, row_name
 from benchmarks.reporting.paired import percent
-from benchmarks.reporting.rows import Group, check_alike
+from benchmarks.reporting.rows import Group, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings.command import parse
 from benchmarks.settings.data import Data
@@ -201,13 +201,6 @@ def _check(run: Run, recipe: Mapping[str, Any], other: Run | None = None) -> Non
             before, now = (shorten(repr(value), 80) for value in (change.before, change.now))
             raise ValueError(f"{run.folder} was run with {change.key} {before}, not {now}")
     if other is not None:
-        if _weights(info) != _weights(other.info):
+        if "model.weights" in differing_settings(other, run):
             raise ValueError(f"{run.folder} started from other weights than {other.folder}")
         check_alike(other, run)
-
-
-def _weights(info: dict[str, Any]) -> Any:
-    """The file of weights that a run started from, or the folder whose files its seeds use in turn."""
-    asked, found = info["config"]["model"].get("weights"), info.get("weights")
-    turns = asked and found and Path(str(asked)).name != found["file"]
-    return Path(str(asked)).name if turns else found

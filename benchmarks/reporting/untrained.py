@@ -29,15 +29,15 @@ class Untrained:
         """The metric by which training lost: this one, or else the one that is chosen by; None if by neither."""
         return next((m for m in (metric, CHOSEN_BY) if self.gains.get(m, 0) < -LEAST), None)
 
-    def told(self, metric: str, digits: int = 2) -> str:
+    def told(self, metric: str) -> str:
         """E.g. "training lost 12.00 points against the untrained network (77.00 %)"; "" if it did not lose."""
         if (by := self.lost(metric)) is None:
             return ""
         other = "" if by == metric else f" of {metric_name(by)}"
         which = self.name and f"{self.name}: "
         return (
-            f"training lost {-100 * self.gains[by]:.{digits}f} points{other} against the untrained network "
-            f"({which}{100 * self.metrics[by]:.{digits}f} %)"
+            f"training lost {-100 * self.gains[by]:.2f} points{other} against the untrained network "
+            f"({which}{100 * self.metrics[by]:.2f} %)"
         )
 
 

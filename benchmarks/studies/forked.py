@@ -10,7 +10,7 @@ before = os.environ.get(NVML)
 os.environ[NVML] = "1"
 
 import benchmarks.training.run  # noqa: E402, F401
-from benchmarks.records.provenance import keep_code  # noqa: E402
+from benchmarks.records.provenance import describe_code  # noqa: E402
 from benchmarks.settings.class_paths import resolved  # noqa: E402
 from benchmarks.settings.command import parse  # noqa: E402
 
@@ -18,7 +18,7 @@ del os.environ[NVML]
 if before is not None:
     os.environ[NVML] = before
 
-keep_code()
+describe_code()
 resolved(parse([]).experiment)  # the parser, and the arguments of common classes, once for all runs
 if multiprocessing.parent_process() is None:  # the server, which no signal to the command may end
     with suppress(PermissionError):

@@ -120,7 +120,7 @@ def test_evaluate_measures_unit_vectors(accelerator, gallery, monkeypatch):
 def test_features_are_centred_and_reduced_by_the_training_images(accelerator, images):
     trained, features = (torch.randn(n, 16) @ torch.randn(16, 16) + 3 for n in (images, 40))
     labels = torch.arange(images) % 3
-    found = outputs.feature_outputs(accelerator, trained, features, labels, 4)
+    found = outputs.feature_outputs(accelerator, trained, labels, features, 4)
     rows, mean = trained.double().numpy(), trained.double().numpy().mean(axis=0)
     values, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
     assert values[-5] < 0.99 * values[-4]

@@ -136,26 +136,27 @@ def test_describe_code(tmp_path, monkeypatch):
     module = tmp_path / "records.py"
     module.write_text("")
     monkeypatch.setattr(provenance, "__file__", str(module))
+    describe_code = provenance.describe_code.__wrapped__
     unknown = {"commit": None, "dirty": None}
-    assert provenance.describe_code() == unknown, "no repository"
+    assert describe_code() == unknown, "no repository"
     git("init")
     commit("other.py")
-    assert provenance.describe_code() == unknown, "another project's repository"
+    assert describe_code() == unknown, "another project's repository"
     commit("records.py")
     head = commit("docs/study", "before")
     (tmp_path / "docs" / "study").write_text("a command goes on after it has written its page")
     for name in ("photographs/a.jpg", "mine.py", "benchmarks/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a user's own")
-    assert provenance.describe_code() == {"commit": head, "dirty": False}
+    assert describe_code() == {"commit": head, "dirty": False}
     (tmp_path / "benchmarks" / "inner").mkdir()
     (new := tmp_path / "benchmarks" / "inner" / "new.py").write_text("")
-    assert provenance.describe_code() == {"commit": head, "dirty": True}
+    assert describe_code() == {"commit": head, "dirty": True}
     new.unlink()
     module.write_text("changed = True\n")
-    assert provenance.describe_code() == {"commit": head, "dirty": True}
+    assert describe_code() == {"commit": head, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.describe_code() == unknown, "no git"
+    assert describe_code() == unknown, "no git"
 
 
 def test_peak_memory_is_in_gib():
