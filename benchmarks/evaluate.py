@@ -236,7 +236,7 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
     """The record of the test, complete on the main process; all processes call this."""
     from benchmarks.building.images import Datasets, show_to
     from benchmarks.evaluation.outputs import test_outputs, verified
-    from benchmarks.evaluation.tester import Evaluator, per_class
+    from benchmarks.evaluation.tester import Evaluator
     from benchmarks.records.provenance import describe_tested, look_through
 
     data, tests, images = test.experiment.data, test.experiment.evaluation, test.images
@@ -250,13 +250,9 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
     network = accelerator.prepare_model(network, evaluation_mode=True)
     workers = num_workers(data, accelerator.num_processes)
     evaluator = Evaluator(accelerator, network, tests.batch_size, workers)
-    found, outputs, half_widths, _ = test_outputs(evaluator, None, None, images, tests)
-    return {
-        **{**test.about, "status": "finished", "data": about},
-        **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
-        "per_class": per_class(found.ranks, images.num_classes),
-        **verified(found, test.experiment, accelerator),
-    }
+    found, entries = test_outputs(evaluator, None, None, images, tests)
+    entries |= verified(found, test.experiment, accelerator)
+    return {**test.about, "status": "finished", "data": about, **entries}
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_outputs(
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
     trained: dict[str, Tensor] | None = None,
-) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics], ByClass]:
+) -> tuple[Measured, dict[str, Any]]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Without a training set, none is to be tested that is fitted on it, or compared with it.
@@ -59,8 +59,9 @@ def test_outputs(
         trained: `read_features` of the training images, if they were read already.
 
     Returns:
-        The embedding's results, the metrics of the other outputs, the half-widths of the 95 % intervals of those
-        that are means, and the results by class of those that are vectors. Only the main process has all metrics.
+        The embedding's results, and the record's entries: "metrics" and "per_class" of the embedding, "outputs" and
+        "per_class_of_outputs" of the others, and "half_widths" of the 95 % intervals of those that are means. Only
+        the main process has all metrics.
     """
     if not (settings.orders or settings.descriptor):
         horde = None
@@ -105,7 +106,10 @@ def test_outputs(
             outputs["parts"], half_widths["parts"] = over_parts(
                 found.embeddings, found.labels, seen, settings
             )
-    return found, outputs, half_widths, by_class
+    return found, {
+        **{"metrics": found.metrics, "per_class": per_class(found.ranks, test_set.num_classes)},
+        **{"outputs": outputs, "per_class_of_outputs": by_class, "half_widths": half_widths},
+    }
 
 
 def verified(found: Measured, experiment: Experiment, accelerator: Accelerator) -> dict[str, Any]:

@@ -27,6 +27,16 @@ ENOUGH = 5  # fewer seeds with equal differences do not show how far others woul
 ROUNDING = 1e-5  # differences in percentage points that are as near as this are equal
 
 
+def plus_minus(
+    mean: float | None, half_width: float | None, digits: int = 2, sign: str = ""
+) -> str:
+    """A number as all tables show it, if it is known; `sign="+"` always shows its sign."""
+    if mean is None:
+        return "–"
+    width = "" if half_width is None else f" ± {half_width:.{digits}f}"
+    return f"{mean:{sign}.{digits}f}{width}"
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over seeds and the half-width of its 95 % interval (None for one seed)."""
@@ -35,9 +45,9 @@ class Estimate:
     half_width: float | None
 
     def percent(self, sign: str = "") -> str:
-        """E.g. "52.04 ± 0.91" for 0.5204 ± 0.0091; `sign="+"` always shows the sign."""
-        mean = f"{100 * self.mean:{sign}.2f}"
-        return mean if self.half_width is None else f"{mean} ± {100 * self.half_width:.2f}"
+        """E.g. "52.04 ± 0.91" for 0.5204 ± 0.0091."""
+        width = None if self.half_width is None else 100 * self.half_width
+        return plus_minus(100 * self.mean, width, sign=sign)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -51,8 +61,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(*confidence_interval(values, student=True))
 
 
-def percent(values: Sequence[float], sign: str = "") -> str:
-    return estimate(values).percent(sign) if values else "–"
+def percent(values: Sequence[float | None], sign: str = "") -> str:
+    known = [value for value in values if value is not None]
+    return estimate(known).percent(sign) if known else "–"
 
 
 def values_of(seeds: Mapping[int, Metrics], metric: str) -> list[float]:
@@ -92,10 +103,8 @@ class Paired:
         return isfinite(self.error)
 
     def points(self) -> str:
-        """E.g. "+0.24 ± 0.69"."""
-        if not self.has_interval:
-            return f"{self.mean:+.2f} ± 0.00 (equal)"
-        return f"{self.mean:+.2f} ± {self.half_width:.2f}"
+        width, equal = (self.half_width, "") if self.has_interval else (0.0, " (equal)")
+        return plus_minus(self.mean, width, sign="+") + equal
 
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
         """The limits of the two-sided interval that misses the true mean with this chance."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from benchmarks.reporting.paired import Estimate, percent
+from benchmarks.reporting.paired import Estimate, percent, plus_minus
 from benchmarks.reporting.rows import Group
 from benchmarks.reporting.table import Table
 
@@ -20,14 +20,13 @@ def verified(groups: Mapping[str, Group]) -> list[str | Table]:
     rates = [row["false_accepts"] for row in next(iter(found.values()))["rates"]]
     rows = []
     for label, group in groups.items():
-        of_seeds = [found[run.folder] for run in group.runs if run.folder in found]
-        accepts: dict[float, list[float]] = {rate: [] for rate in rates}
-        for row in chain(*(test["rates"] for test in of_seeds)):
-            if row["true_accepts"] is not None and row["false_accepts"] in accepts:
-                accepts[row["false_accepts"]].append(row["true_accepts"])
-        if of_seeds:
-            cells = map(percent, accepts.values())
-            rows.append([label, percent([test["area"] for test in of_seeds]), *cells])
+        if of_seeds := [found[run.folder] for run in group.runs if run.folder in found]:
+            every = [*chain(*(test["rates"] for test in of_seeds))]
+            cells = [percent([test["area"] for test in of_seeds])]
+            for rate in rates:
+                accepts = [row["true_accepts"] for row in every if row["false_accepts"] == rate]
+                cells.append(percent(accepts))
+            rows.append([label, *cells])
     names = [f"pairs of one class found at {share(rate)} false (%)" for rate in rates]
     told = "Are two given test images of one class? Told by their similarity:"
     return [told, Table(["method", "area under the ROC (%)", *names], rows)]
@@ -38,14 +37,10 @@ def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
     over_classes = "± in this table is half of the 95 % interval over test classes, by a jackknife."
     rows, notes = [], [over_classes] if found["area_half_width"] is not None else []
     for row in found["rates"]:
-        rate, threshold, accepted = share(row["false_accepts"]), "–", "–"
-        if row["threshold"] is not None:
-            threshold = f"{row['threshold']:.3f}"
-        if row["threshold_half_width"] is not None:
-            threshold += f" ± {row['threshold_half_width']:.3f}"
+        rate, accepted = share(row["false_accepts"]), "–"
         if row["true_accepts"] is not None:
             accepted = Estimate(row["true_accepts"], row["true_accepts_half_width"]).percent()
-        rows.append([rate, threshold, accepted])
+        rows.append([rate, plus_minus(row["threshold"], row["threshold_half_width"], 3), accepted])
         if "needs" in row:
             notes.append(
                 f"For {rate} false accepts, the test has {found['other_pairs']:,} pairs of two classes, and needs "

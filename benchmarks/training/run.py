@@ -21,7 +21,7 @@ from benchmarks.evaluation.outputs import (
     verified,
 )
 from benchmarks.evaluation.showcase import save_neighbours
-from benchmarks.evaluation.tester import Evaluator, per_class
+from benchmarks.evaluation.tester import Evaluator
 from benchmarks.records.provenance import describe_data, look_through, now, peak_memory
 from benchmarks.records.results import digests, load_run
 from benchmarks.records.run_folder import RunFolderError, load_best
@@ -149,12 +149,11 @@ def test(
     if experiment.model.head == "none":
         trained = read_features(evaluator, images.train)
         layer = set_head(evaluator, trained, experiment.model.embedding_size)
-    result, outputs, half_widths, by_class = test_outputs(
+    result, entries = test_outputs(
         evaluator, find_horde(state.loss), images.train, images.test, tests, trained
     )
-    verification = {}
     if experiment.data.split == "test":
-        verification = verified(result, experiment, evaluator.accelerator)
+        entries |= verified(result, experiment, evaluator.accelerator)
     if not evaluator.accelerator.is_main_process:
         return
     losses = read_table(path / "records", "training").get("loss", [])
@@ -164,16 +163,13 @@ def test(
         save_neighbours(path, result)
     if tests.save_embeddings:
         save_embeddings(path, datasets.test, result.embeddings)
+    for name in ("outputs", "per_class_of_outputs"):
+        entries[name] |= record.info.get(name, {})  # of the network before training
     record.finish(
         state.step,
-        result.metrics,
+        **entries,
         finished=now(),
-        outputs=outputs | record.info.get("outputs", {}),
         never_acted=bool(losses) and not any(losses),
-        per_class=per_class(result.ranks, images.test.num_classes),
-        per_class_of_outputs=by_class | record.info.get("per_class_of_outputs", {}),
-        half_widths=half_widths,
-        **verification,
         selection=best and {"metric": SELECTED_BY, **best},
         oracle=best_by_the_test(path, tests.recall_at),
         peak_memory_gib=peak_memory(),
