@@ -250,7 +250,7 @@ class Experiment:
 
 def _as_yaml(value: Any) -> Any:
     if is_dataclass(value):
-        return {of.name: _as_yaml(getattr(value, of.name)) for of in fields(value)}
+        return {part.name: _as_yaml(getattr(value, part.name)) for part in fields(value)}
     if isinstance(value, list):
         return [_as_yaml(inner) for inner in value]
     if isinstance(value, Path):

@@ -25,6 +25,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 from benchmarks.settings.recipe_files import read_entry
@@ -105,7 +106,8 @@ class Comparison:
 
     def reported_on(self) -> str:
         """The dataset of the paper's gain, such as "cub"."""
-        return next((read_entry(of).settings["data"]["dataset"] for of in self.reported), "")
+        entries = map(read_entry, self.reported)
+        return next((entry.settings["data"]["dataset"] for entry in entries), "")
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,14 @@ class StudyFile:
 
     def tested_on(self, row: str) -> str | None:
         """The setting of a row that names test classes of its own; None for those of the whole study."""
-        own = (of for of in self.rows[row].settings if of.startswith("--data.test_classes"))
-        return next(own, None)
+        settings = self.rows[row].settings
+        return next(
+            (option for option in settings if option.startswith("--data.test_classes")), None
+        )
 
     def untrained(self) -> list[str]:
         """The rows that train nothing."""
-        return [row for row, of in self.rows.items() if "--optimization.steps=0" in of.settings]
+        return [row for row in self.rows if "--optimization.steps=0" in self.rows[row].settings]
 
     def has_blocks(self) -> bool:
         """True if some rows have other test classes than others."""
@@ -190,13 +194,13 @@ class StudyFile:
 
     def needed(self, rows: list[str]) -> list[str]:
         """The rows and all rows whose settings they take, each once and after those it depends on."""
-        found = [one for row in rows for one in (*self.needed(self.rows[row].takes), row)]
-        return list(dict.fromkeys(found))
+        taken = ((*self.needed(self.rows[row].takes), row) for row in rows)
+        return list(dict.fromkeys(chain(*taken)))
 
     def budget(self, row: str, *, whole: bool = False) -> int:
         """Candidates for the settings of a row and of those that it takes over: all, or those tried first."""
         first = None if whole else self.choice.first
-        grids = [self.rows[one].choose for one in self.needed([row])]
+        grids = [self.rows[name].choose for name in self.needed([row])]
         return sum(
             math.prod(len(values[:first]) for values in grid.values()) for grid in grids if grid
         )
@@ -215,17 +219,17 @@ class StudyFile:
 
 def _decisive(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _decisive(of) for name, of in value.items()}
+        return {name: _decisive(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_decisive(of) for of in value]
+        return [_decisive(inner) for inner in value]
     if not is_dataclass(value):
         return value
-    found, prose = {}, ("question", "name", "claim", "method", "paper", "draw")
-    for of in fields(value):
-        default = of.default_factory() if callable(of.default_factory) else of.default
-        if of.name not in prose and (given := getattr(value, of.name)) != default:
-            found[of.name] = _decisive(given)
-    return found
+    decisive, prose = {}, ("question", "name", "claim", "method", "paper", "draw")
+    for key in fields(value):
+        default = key.default_factory() if callable(key.default_factory) else key.default
+        if key.name not in prose and (given := getattr(value, key.name)) != default:
+            decisive[key.name] = _decisive(given)
+    return decisive
 
 
 def digest(text: str) -> str:

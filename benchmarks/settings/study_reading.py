@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import jsonargparse
@@ -46,12 +47,12 @@ def read_study(study: str) -> StudyFile:
         comparisons = content["comparisons"].items()
         content["comparisons"] = [{"name": str(name), **keys} for name, keys in comparisons]
         parsed = parser.parse_object(content)
-        found = StudyFile(**vars(parser.instantiate(parsed)))
+        file = StudyFile(**vars(parser.instantiate(parsed)))
     except (argparse.ArgumentError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from error
-    if (fault := next(_faults(found), None)) is not None:
+    if (fault := next(_faults(file), None)) is not None:
         raise ConfigError(f"{path}: {fault}")
-    return found
+    return file
 
 
 def _faults(study: StudyFile) -> Iterator[str]:
@@ -82,7 +83,7 @@ def _faults(study: StudyFile) -> Iterator[str]:
         if row.same_for_all_seeds and name not in study.untrained():
             yield f"{at}.same_for_all_seeds: is for rows with --optimization.steps=0; leave it out"
         above.append(name)
-        choosing = [setting for one in study.needed([name]) for setting in study.rows[one].choose]
+        choosing = list(chain(*(study.rows[taken].choose for taken in study.needed([name]))))
         if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
             yield f"{at}: {twice[0]} is chosen by two of the rows that it takes over"
     for comparison in study.comparisons:

@@ -1,12 +1,8 @@
 """The parts of a run; settings that do not suit them fail before the training."""
 
-from typing import NamedTuple
-
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.building.images import Datasets, build_datasets, show_to
 from benchmarks.building.network import STARTING_WEIGHTS, EmbeddingModel, batch_norms, build_model
@@ -18,27 +14,18 @@ from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
+from benchmarks.training.state import TrainingState
 from benchmarks.training.trial import TRIAL_IMAGES, take_trial_step
 from pml_regularizers import (
     AttentionEnsemble,
-    DistributedLoss,
     EmbeddingHead,
     HORDELoss,
 )
 
 
-class Parts(NamedTuple):
-    """The parts of a run, which are on no device yet."""
-
-    model: EmbeddingModel
-    datasets: Datasets
-    loss: DistributedLoss
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    sampler: StepSampler
-
-
-def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
+def build_parts(
+    experiment: Experiment, accelerator: Accelerator
+) -> tuple[TrainingState, Datasets, StepSampler]:
     """Read the data, build network, loss and optimizer from the experiment's seed, and take a trial step."""
     data, seed = experiment.data, experiment.seed
     # Before the network, whose weights may have to be fetched.
@@ -46,25 +33,30 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     steps = experiment.optimization.steps
     sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
     torch.manual_seed(seed)
-    model = build_model(experiment.network, data)
-    show_to(model.trunk, datasets, data)
-    loss = build_loss(experiment, model, datasets.train.num_classes)
-    _check_batch_norm(experiment, model, accelerator)
-    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+    state = build_state(experiment, datasets.train.num_classes, accelerator)
+    show_to(state.model.trunk, datasets, data)
     if steps:
-        take_trial_step(experiment, model, loss, optimizer, scheduler)
-    _check_outputs(experiment, datasets, find_horde(loss), model)
+        take_trial_step(experiment, state)
+    _check_outputs(experiment, datasets, find_horde(state.loss), state.model)
     if experiment.precision == "float64":
-        model, loss = model.double(), loss.double()
-    return Parts(model, datasets, loss, optimizer, scheduler, sampler)
+        state.model.double()
+        state.loss.double()
+    return state, datasets, sampler
+
+
+def build_state(
+    experiment: Experiment, num_classes: int, accelerator: Accelerator
+) -> TrainingState:
+    """Build network, loss and optimizer, which are on no device yet."""
+    model = build_model(experiment.network, experiment.data)
+    loss = build_loss(experiment, model, num_classes)
+    _check_batch_norm(experiment, model, accelerator)
+    return TrainingState(model, loss, *build_optimizer(experiment.optimization, model, loss))
 
 
 def try_one_step(experiment: Experiment) -> None:
     """Take a trial step of an experiment without its data, in this process alone."""
-    model = build_model(experiment.network, experiment.data)
-    loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
-    _check_batch_norm(experiment, model, Accelerator())
-    take_trial_step(experiment, model, loss, *build_optimizer(experiment.optimization, model, loss))
+    take_trial_step(experiment, build_state(experiment, max(TRIAL_IMAGES), Accelerator()))
 
 
 def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:

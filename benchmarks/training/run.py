@@ -36,7 +36,6 @@ from benchmarks.training.batches import training_loader
 from benchmarks.training.cached_views import CachedViews
 from benchmarks.training.loop import Trainer
 from benchmarks.training.parts import build_parts, decoded, find_horde
-from benchmarks.training.state import TrainingState
 
 
 def run(experiment: Experiment, record: RunWriter, accelerator: Accelerator) -> None:
@@ -53,9 +52,9 @@ def run(experiment: Experiment, record: RunWriter, accelerator: Accelerator) -> 
         return
 
     # Data, network, loss and optimizer, which have taken a trial step.
-    model, datasets, loss, optimizer, scheduler, sampler = build_parts(experiment, accelerator)
-    about = describe_data(experiment, datasets, model.trunk)
-    state = TrainingState(accelerator, model, loss, optimizer, scheduler)
+    state, datasets, sampler = build_parts(experiment, accelerator)
+    about = describe_data(experiment, datasets, state.model.trunk)
+    state.prepare(accelerator)
     workers = num_workers(data, accelerator.num_processes)
     sources: list[Any] = []  # what takes the place of the datasets, or None where it has none
     if data.cached_views is not None:

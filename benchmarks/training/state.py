@@ -14,7 +14,7 @@ from pml_regularizers import DistributedLoss, prepare_loss
 
 
 class TrainingState:
-    """The parts of a training, prepared by Accelerate, and how far it is: saved and restored together.
+    """The parts of a training, and how far it is: saved and restored together.
 
     A step is a function of the seed and its number, so the parts include no generator and no sampler.
 
@@ -27,23 +27,31 @@ class TrainingState:
 
     stopped_by: int | None = None
 
+    accelerator: Accelerator  # from `prepare` on
+
     def __init__(
         self,
-        accelerator: Accelerator,
         model: EmbeddingModel,
         loss: DistributedLoss,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
     ) -> None:
+        self.model: Any = model
+        self.loss: Any = loss
+        self.optimizer: Any = optimizer
+        self.scheduler = scheduler
+        self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
+
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Move the parts to their device, and let them work with those of other processes."""
+        model = self.model
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
             # Unlike torch's function, timm's keeps the activation inside its layers.
             model = convert_sync_batchnorm(model)
             if model.frozen_stages is not None:
                 model.frozen_stages.cut()
-        self.accelerator, self.scheduler = accelerator, scheduler
-        self.loss = prepare_loss(loss, accelerator)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
+        self.accelerator, self.loss = accelerator, prepare_loss(self.loss, accelerator)
+        self.model, self.optimizer = accelerator.prepare(model, self.optimizer)
 
     def weights(self) -> dict[str, Any]:
         """Weights of the network and of the loss."""

@@ -7,41 +7,34 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks.building.images import image_size
-from benchmarks.building.network import EmbeddingModel
 from benchmarks.console.printing import reason
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training.loop import captured_terms, gradient_ratios
-from pml_regularizers import DistributedLoss, GradientCache
+from benchmarks.training.state import TrainingState
+from pml_regularizers import GradientCache
 
 TRIAL_IMAGES = (4, 32, 32)  # at most: a small batch, and larger ones while some loss does not act
 
 
-def take_trial_step(
-    experiment: Experiment,
-    model: EmbeddingModel,
-    loss: DistributedLoss,
-    optimizer: Optimizer,
-    scheduler: LRScheduler | None,
-) -> None:
+def take_trial_step(experiment: Experiment, state: TrainingState) -> None:
     """Take a training step on the CPU with copies of the network, the loss and their optimizer.
 
     A trial batch has as many images of a class as one of the training, as far as it is that large.
     """
     data, diagnose, several = experiment.data, experiment.diagnose_every, len(experiment.losses) > 1
-    side, channels = image_size(data, model.trunk), data.in_chans
+    side, channels = image_size(data, state.model.trunk), data.in_chans
     try:
-        model, loss, optimizer, scheduler = deepcopy((model, loss, optimizer, scheduler))
+        state = deepcopy(state)
     except Exception as error:
         raise ConfigError(
             f"model, losses, optimization: cannot be copied for a trial step: {type(error).__name__}: "
             f"{reason(error)}; keep tensors as parameters or buffers"
         ) from error
+    model, loss = state.model, state.loss
     network: nn.Module | GradientCache = model
     idle, part = {*range(len(experiment.losses))}, "losses"
     if experiment.optimization.chunk_size is not None:
@@ -50,7 +43,7 @@ def take_trial_step(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         try:
             for labels in (_trial_labels(data, images) for images in TRIAL_IMAGES):
-                optimizer.zero_grad()
+                state.optimizer.zero_grad()
                 embeddings = network(torch.randn(len(labels), channels, side, side))
                 part = "diagnose_every" if diagnose else "losses"
                 with captured_terms(loss, diagnose > 0 or several) as terms:
@@ -67,10 +60,10 @@ def take_trial_step(
                 if not idle:
                     break
             part = "optimization.optimizer"
-            optimizer.step()
+            state.optimizer.step()
             part = "optimization.scheduler"
-            if scheduler is not None:
-                scheduler.step()
+            if state.scheduler is not None:
+                state.scheduler.step()
         except Exception as error:
             hint = " (or the miner)" if part == "losses" and experiment.miner else ""
             raise ConfigError(

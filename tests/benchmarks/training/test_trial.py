@@ -75,7 +75,8 @@ def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.M
     found = []
     for trial_step in (trial.take_trial_step, lambda *_: None):
         monkeypatch.setattr(parts, "take_trial_step", trial_step)
-        model, _, loss, *_ = parts.build_parts(experiment, Accelerator(cpu=True))
+        made, *_ = parts.build_parts(experiment, Accelerator(cpu=True))
+        model, loss = made.model, made.loss
         weights = {**model.state_dict(), **loss.state_dict(prefix="loss.")}
         found.append((weights, torch.get_rng_state(), len(model.head.feature_map._forward_hooks)))
         assert all(p.grad is None for p in model.parameters())
@@ -96,12 +97,10 @@ def test_chunks_of_a_network_that_mixes_images_are_refused() -> None:
 
     experiment = parse([*TINY, *NO_BATCH_STATISTICS, "--optimization.chunk_size=8"]).experiment
     try_one_step(experiment)
-    model = network.build_model(experiment.model, experiment.data)
-    model.trunk = torch.nn.Sequential(model.trunk, Mixing())
-    loss = parts.build_loss(experiment, model, 4)
-    optimizer = torch.optim.SGD(model.parameters())
+    state = parts.build_state(experiment, 4, Accelerator(cpu=True))
+    state.model.trunk = torch.nn.Sequential(state.model.trunk, Mixing())
     with pytest.raises(ConfigError, match=r"^optimization.chunk_size: .* trunk.1, Mixing, mixes"):
-        trial.take_trial_step(experiment, model, loss, optimizer, None)
+        trial.take_trial_step(experiment, state)
 
 
 # ----------------------------------------------------------------------------------- photographs

@@ -17,7 +17,8 @@ from benchmarks.records.steps import read_table
 from benchmarks.run import main
 from benchmarks.settings.experiment import Experiment
 from benchmarks.training import run
-from benchmarks.training.parts import Parts, build_parts
+from benchmarks.training.parts import build_parts
+from benchmarks.training.state import TrainingState
 from tests.benchmarks.runs import forget, mark_unfinished
 from tests.support.processes import TINY
 
@@ -51,15 +52,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A finished run. Network and images, which are not what is attacked, are built once."""
-    made: list[Parts] = []
+    made: list[Any] = []
     build = build_parts
 
-    def parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
+    def parts(experiment: Experiment, accelerator: Accelerator) -> Any:
         if not made:
-            made.append(build(experiment, accelerator))
-        model, loss, sampler = deepcopy((made[0].model, made[0].loss, made[0].sampler))
-        optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
-        return Parts(model, made[0].datasets, loss, optimizer, scheduler, sampler)
+            made.extend(build(experiment, accelerator))
+        state, datasets, sampler = made
+        model, loss = deepcopy((state.model, state.loss))
+        optimizer = build_optimizer(experiment.optimization, model, loss)
+        return TrainingState(model, loss, *optimizer), datasets, deepcopy(sampler)
 
     monkeypatch.setattr(run, "build_parts", parts)
     assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
