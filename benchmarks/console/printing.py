@@ -20,12 +20,7 @@ def is_plain(text: str) -> bool:
 
 def reason(error: BaseException) -> str:
     """The error as one short line; errors of our own parser go through `settings.one_line`."""
-    return shortened(str(error)) or type(error).__name__
-
-
-def shortened(text: str) -> str:
-    """A text as one short line."""
-    line = printable(" ".join(text.split()))
+    line = printable(" ".join(str(error).split())) or type(error).__name__
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 

@@ -1,5 +1,7 @@
 """The parts of a run; settings that do not suit them fail before the training."""
 
+from collections.abc import Iterator
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -18,7 +20,6 @@ from benchmarks.training.state import TrainingState
 from benchmarks.training.trial import TRIAL_IMAGES, take_trial_step
 from pml_regularizers import (
     AttentionEnsemble,
-    EmbeddingHead,
     HORDELoss,
 )
 
@@ -37,7 +38,9 @@ def build_parts(
     show_to(state.model.trunk, datasets, data)
     if steps:
         take_trial_step(experiment, state)
-    _check_outputs(experiment, datasets, find_horde(state.loss), state.model)
+    if (fault := next(_faults(experiment, datasets, state), None)) is not None:
+        raise ConfigError(fault)
+    check_parts(experiment.evaluation, datasets.test, datasets.train)
     if experiment.precision == "float64":
         state.model.double()
         state.loss.double()
@@ -107,43 +110,36 @@ def _check_batch_norm(
         )
 
 
-def _check_outputs(
-    experiment: Experiment, datasets: Datasets, horde: HORDELoss | None, model: EmbeddingModel
-) -> None:
-    """Refuse tests that would fail at the end."""
-    settings, size = experiment.evaluation, experiment.model.embedding_size
-    images = len(datasets.train)
+def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) -> Iterator[str]:
+    """Lines on tests that would fail at the end."""
+    settings, size, head = experiment.evaluation, experiment.model.embedding_size, state.model.head
+    images, horde = len(datasets.train), find_horde(state.loss)
+    ensemble, start = isinstance(head, AttentionEnsemble), experiment.model.head
     if settings.descriptor and horde is not None and images <= size:
-        raise ConfigError(
+        yield (
             f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the {images} "
             f"there are; set it to false, or model.embedding_size to at most {images - 1}"
         )
-    if settings.features is not None:
-        if isinstance(model.head, AttentionEnsemble):
-            raise ConfigError(
-                "evaluation.features: an ensemble pools none for all heads; leave it out"
-            )
-        channels = model.head.in_channels
-        if settings.features > min(images, channels):
-            raise ConfigError(
-                f"evaluation.features: {settings.features} principal components of the {channels} features of "
-                f"{images} training images; expected at most {min(images, channels)}"
-            )
-    if experiment.model.head != "random" and isinstance(model.head, EmbeddingHead):
-        most = min(images, model.head.in_channels)
-        if size > most:
-            raise ConfigError(
-                f"model.head: {experiment.model.head}: {size} principal components of the {model.head.in_channels} "
-                f"features of {images} training images; expected model.embedding_size of at most {most}"
-            )
-    if experiment.model.head == "whitened" and images == len(datasets.train.labels.unique()):
-        raise ConfigError(
+    if settings.features is not None and ensemble:
+        yield "evaluation.features: an ensemble pools none for all heads; leave it out"
+    most = images if ensemble else min(images, head.in_channels)
+    if settings.features is not None and settings.features > most:
+        yield (
+            f"evaluation.features: {settings.features} principal components of the {head.in_channels} features of "
+            f"{images} training images; expected at most {most}"
+        )
+    if start != "random" and size > most:
+        yield (
+            f"model.head: {start}: {size} principal components of the {head.in_channels} features of {images} "
+            f"training images; expected model.embedding_size of at most {most}"
+        )
+    if start == "whitened" and images == datasets.train.num_classes:
+        yield (
             "model.head: whitened: each training class has one image, so that there is nothing to whiten by; add "
             "images, or take pca"
         )
     if settings.orders and horde is None:
-        raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
-    check_parts(settings, datasets.test, datasets.train)
+        yield "evaluation.orders: needs one HORDELoss among the losses; leave it out"
 
 
 def check_parts(

@@ -12,7 +12,6 @@ from benchmarks.evaluation import tester
 from benchmarks.evaluation.networks import load_network
 from benchmarks.export.__main__ import main as export
 from benchmarks.records.files import read_json
-from benchmarks.run import main
 from pml_regularizers import whitening_init_
 from tests.benchmarks.runs import ATTENTION, finished, mark_unfinished, same_on_all
 from tests.end_to_end.test_protocols import last_network, rebuilt, stacked
@@ -119,18 +118,3 @@ def test_heads_on_several_processes(head, short, tmp_path, pool):
         assert one[kind] == two[kind]
     names = {"features", "features_centred", "features_pca", "features_whitened"}
     assert names < {*one["outputs"]}
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (["--model.embedding_size=200"], "model.head: pca: 200 "),
-        (["--model.bias=true"], "model.bias: "),
-        (["--model.ensemble={stage: layer2, num_heads: 2}"], "model.head: an ensemble has its own"),
-    ],
-)
-def test_heads_that_cannot_start_so(settings, line, short, tmp_path, capsys):
-    words = [*short, "--model.head=pca", *settings, f"--output={tmp_path / 'run'}"]
-    assert main(words) == 2
-    assert line in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
