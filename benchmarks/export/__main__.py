@@ -6,7 +6,6 @@ Only the network of the last checkpoint is exported, without loss or regularizer
 embedding layer: docs/export.md.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,18 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     trust(options.trust)
     try:
-        difference = writing.export(options.run, options.output, options.thresholds)
+        lines = writing.export(options.run, options.output, options.thresholds)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
-    for line in writing.told_of_thresholds(options.output):
-        print(line)
-    if query := writing.example_query(options.run):
-        words = ["python", "examples/search_folder.py", f"{options.output}", *query]
-        print(f"Search with it: {shlex.join(words)}")
-    else:
-        print("docs/export.md shows how to search a folder of images with it.")
+    print(*lines, sep="\n")
     return 0
 
 

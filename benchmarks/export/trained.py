@@ -1,6 +1,6 @@
 """The network of a run, read for its export."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ class Trained(RunNetwork):
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
     thresholds: dict[str, Any] | None = None  # of its own test, or of another network's
-    another: Run | None = (
-        None  # a tested run of the same method, where this network was trained on all classes
-    )
+    another: Run | None = None  # a tested run of the same method, for a network of all classes
 
     @property
     def tested(self) -> Run | None:
@@ -66,8 +64,15 @@ FREE = {"data.split", "data.fold", "data.folds", "data.test_classes", "protocol"
 """Settings in which a training on all classes differs from a tested one, with those of `evaluation`."""
 
 
-def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
-    """The thresholds that another run of the same method has measured, on the same images: approximate ones."""
+def with_thresholds(trained: Trained, folder: Path) -> Trained:
+    """A network with the thresholds of another run of the same method, on the same images: approximate ones.
+
+    Raises:
+        ConfigError: if there are none, or the network has some of its own.
+    """
+    run = trained.run
+    if trained.thresholds is not None:
+        raise ConfigError(f"--thresholds: {run.folder} measured its own; leave the option out")
     try:
         tested = load_run(folder)
     except ValueError as error:
@@ -79,12 +84,9 @@ def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
     ]
     if about_as_long(tested.info, run.info["config"]["optimization"]["steps"]):
         different = [setting for setting in different if setting != "optimization.steps"]
-    one, other = tested.info, run.info
-    different += [
-        f"data ({part})"
-        for part in ("name", "fingerprint", "view")
-        if one["data"].get(part) != other["data"].get(part)
-    ]
+    parts = ("name", "fingerprint", "view")
+    data, other = run.info["data"], tested.info["data"]
+    different += [f"data ({part})" for part in parts if data.get(part) != other.get(part)]
     if different:
         raise ConfigError(
             f"--thresholds: {folder} and {run.folder} differ in {', '.join(different)}; expected a run of the same "
@@ -94,7 +96,7 @@ def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
         raise ConfigError(
             f"--thresholds: {folder} measured none; train it with --evaluation.verification=true, on enough images"
         )
-    return thresholds | {"approximate": True}
+    return replace(trained, thresholds=thresholds | {"approximate": True}, another=tested)
 
 
 def load_trained(folder: Path) -> Trained:

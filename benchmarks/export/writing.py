@@ -1,5 +1,6 @@
 """Writes a run as files for timm, with a model card: all of them, or none."""
 
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
@@ -17,11 +18,10 @@ from benchmarks.building.images import list_images
 from benchmarks.console.printing import reason
 from benchmarks.console.writing import InUseError, alone, let_others_read
 from benchmarks.export.card import THRESHOLDS, card, preprocessing
-from benchmarks.export.trained import Trained, load_trained, thresholds_of_another
-from benchmarks.records.files import read_json, write_json
-from benchmarks.records.results import load_run
+from benchmarks.export.trained import Trained, load_trained, with_thresholds
+from benchmarks.records.files import write_json
 from benchmarks.reporting.identification import known_or_unknown
-from benchmarks.settings.command import parse
+from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError
 from pml_regularizers import EmbeddingHead
 
@@ -35,10 +35,8 @@ NORM_BEFORE_POOLING: tuple[dict[str, bool], ...] = (
 """Arguments that make vision transformers and ConvNeXts normalise before they pool, not after it."""
 
 
-def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
-    """Export a run folder into a new or empty one, completely or not at all.
-
-    Returns the largest difference of a coordinate between the embeddings of the files and the checkpoint's.
+def export(run: Path, output: Path, thresholds: Path | None = None) -> list[str]:
+    """Export a run folder into a new or empty one, completely or not at all; lines on what was written.
 
     Args:
         thresholds: The folder of another run whose test measured them, for a network of all classes, which has no
@@ -52,10 +50,7 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
         raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     trained = load_trained(run)
     if thresholds is not None:
-        if trained.thresholds is not None:
-            raise ConfigError(f"--thresholds: {run} measured its own; leave the option out")
-        found = thresholds_of_another(thresholds, trained.run)
-        trained = replace(trained, thresholds=found, another=load_run(thresholds))
+        trained = with_thresholds(trained, thresholds)
     try:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)
@@ -67,27 +62,21 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
             folder.rename(output.absolute())
     except (InUseError, OSError) as error:
         raise ConfigError(f"--output: {output}: {reason(error)}") from error
-    return difference
+    told = known_or_unknown(trained.thresholds or {})
+    if told and trained.another is not None:
+        told.append("This is approximate: a network of fewer classes was tested.")
+    first = f"{output}: the checkpoint's embeddings except for at most {difference:.1e}"
+    return [first, *told, search_line(trained.experiment.data, output)]
 
 
-def told_of_thresholds(output: Path) -> list[str]:
-    """How well an export tells known from unknown photographs, in sentences."""
-    file = output / THRESHOLDS
-    thresholds = read_json(file) if file.exists() else {}
-    told = known_or_unknown(thresholds)
-    approximate = "This is approximate: a network of fewer classes was tested."
-    return [*told, approximate] if told and thresholds["approximate"] else told
-
-
-def example_query(run: Path) -> list[str]:
-    """The folder of images that a run was made with, and one of them; none if they are not there."""
+def search_line(data: Data, output: Path) -> str:
+    """How to search the images that a run was made with, or, if they are not there, others."""
     with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
-        settings = [f"--config={run / 'config.yaml'}", "--model.weights=null"]
-        settings += ["--data.download=null"]
-        listing = list_images(parse(settings).experiment.data)
+        listing = list_images(replace(data, download=None))
         if (query := listing.root / listing.paths[0]).is_file():
-            return [str(listing.root), str(query)]
-    return []
+            words = ["python", "examples/search_folder.py", output, listing.root, query]
+            return f"Search with it: {shlex.join(map(str, words))}"
+    return "docs/export.md shows how to search a folder of images with it."
 
 
 def _write_timm(trained: Trained, folder: Path) -> float:

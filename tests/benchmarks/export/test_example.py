@@ -19,9 +19,7 @@ from torch.nn.functional import normalize
 from benchmarks.datasets import drawn
 from benchmarks.evaluation.networks import load_network
 from benchmarks.export.trained import embed
-from benchmarks.export.writing import example_query
 from benchmarks.records.files import write_json
-from benchmarks.settings.yaml_files import dump, read_yaml
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, views
 from tests.support.processes import ROOT
 
@@ -153,13 +151,6 @@ def test_the_example_shows_the_images_upright(exported, tmp_path, search):
     status, _, errors = search(exported, folder, query, f"--html={query}")
     assert (status, query.read_bytes()) == (2, before)
     assert f"--html: {query} is there already" in errors
-
-
-def test_no_search_is_printed_without_images(run):
-    settings = read_yaml(run / "config.yaml")
-    settings["data"]["root"] = str(run / "gone")
-    (run / "config.yaml").write_text(dump(settings))
-    assert example_query(run) == []
 
 
 def write_thresholds(exported: Path, known: float, unknown: float | None, **more: Any) -> None:

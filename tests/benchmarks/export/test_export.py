@@ -98,7 +98,7 @@ def test_timm_prepares_images_as_the_runner_does(name, pictures):
         assert_close(transform(image), test[0][0])
 
 
-def test_glyphs_are_gray(trained, tmp_path):
+def test_glyphs_are_gray(trained, tmp_path, capsys):
     run, output = tmp_path / "run", tmp_path / "exported"
     make_run(trained, run)
     change(run, "data", dataset="glyphs")
@@ -106,6 +106,7 @@ def test_glyphs_are_gray(trained, tmp_path):
     save(run, 3, network)
     output.mkdir()
     assert main([str(run), f"--output={output}"]) == 0, "it was empty"
+    assert "Search with it" not in capsys.readouterr().out, "there is no folder of images"
     (tmp_path / "new").touch()
     mode = (tmp_path / "new").stat().st_mode
     assert {path.stat().st_mode for path in output.iterdir()} == {mode}, "others may read them"
