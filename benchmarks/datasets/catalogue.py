@@ -4,6 +4,7 @@ Imports nothing heavy, since every start reads the names in it.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,14 +36,7 @@ class DatasetInfo:
     pml: str | None = None  # the class of `pytorch_metric_learning.datasets`, which downloads it
 
     def listing(self, root: Path, *, fetch: bool = False) -> Listing:
-        """Its images in a folder.
-
-        Args:
-            fetch: Let PML download it if it is not there.
-
-        Raises:
-            DatasetError: if it is not there.
-        """
+        """Its images in a folder, or a DatasetError; with `fetch`, PML may download them."""
         try:
             return self.read(root)
         except NotFoundError as error:
@@ -50,7 +44,13 @@ class DatasetInfo:
                 raise
             if not fetch:
                 raise DatasetError(f"{error}, or set data.download to true") from error
-        download(self.pml, root, self.read)
+        from filelock import FileLock
+
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / ".download.lock"):  # of several processes, one downloads
+            with suppress(NotFoundError):
+                return self.read(root)
+            download(self.pml, root)
         return self.read(root)
 
     def load(self, root: Path, *, fetch: bool = False) -> Listing:

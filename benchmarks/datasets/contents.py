@@ -22,7 +22,7 @@ YOUNG = 2e9
 
 
 class ImageDigests(NamedTuple):
-    """Hexadecimal digests of an image file: SHA-256 of its bytes, and one of its pixels, upright."""
+    """Digests of an image: SHA-256 of its file's bytes, and one of its pixels, upright and in its box."""
 
     content: str
     pixels: str
@@ -30,11 +30,7 @@ class ImageDigests(NamedTuple):
 
 @lru_cache(maxsize=1)  # a run asks for each of its splits
 def listed_digests(listing: Listing) -> dict[int, ImageDigests]:
-    """The digests of each listed image, by its row.
-
-    Raises:
-        DatasetError: if some cannot be used; it names the first 20.
-    """
+    """The digests of each listed image, by its row; a DatasetError names those that cannot be used."""
     digests, errors = image_digests(listing)
     if errors:
         raise listing.unusable(errors)
@@ -52,11 +48,7 @@ def content_digest(listing: Listing) -> str:
 def image_digests(
     listing: Listing, *, anew: bool = False
 ) -> tuple[dict[int, ImageDigests], dict[int, DatasetError]]:
-    """The digests of the listed images, of their pixels those in the box, and why the others cannot be used.
-
-    Args:
-        anew: Read unchanged files, too.
-    """
+    """The digests of the listed images, and why the others cannot be used; `anew`: read unchanged files, too."""
     kept_in = _kept_in(listing.root)
     before = _read(kept_in) if kept_in else {}
     kept: dict[str, list[int | str]] = {}

@@ -16,13 +16,11 @@ Level = int | Literal["last"]
 def read(
     root: Path, test_classes: Path | float | None, class_level: Level | None = None
 ) -> Listing:
-    """List all images below a folder, sorted by class and path.
+    """List all images below a folder, as `walk` finds them, sorted by class and path.
 
     A class is named by its path below `root`, such as "Fruit/Apple/Royal-Gala", in Unicode's composed form (NFC).
-    Hidden files and folders and files of other kinds are left out; links are followed.
 
     Args:
-        root: The folder that holds the folders of the classes.
         test_classes: A file that names the test classes, one per line; or their fraction of all classes. The
             fraction is chosen by the classes' names alone, so it is equal on every machine. None: all of them.
         class_level: Name classes by the first folders of an image's path, at most this many, or by the "last" one

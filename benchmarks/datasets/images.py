@@ -95,7 +95,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     @property
     def digests(self) -> list[ImageDigests]:
-        """Those of the split's images; all listed files are read."""
+        """Those of the split's images; it reads all listed files."""
         digests = listed_digests(self.listing)
         return [digests[row] for row in self._rows]
 

@@ -40,7 +40,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
-    """The error of a file whose content raised another one."""
+    """The error of a file whose content raised another one, with what to do."""
     why = f"{type(error).__name__}: {reason(error)}"
     remedy = "; restore or replace it"
     if isinstance(error, PermissionError):
@@ -71,9 +71,7 @@ class Listing:
     boxes: Sequence[Box | None] | None = None  # the part of each image that is seen; None: all
     level: int | str | None = None  # data.class_level of a folder
     places: Sequence[str] | None = None  # where each is listed, such as "FILE, line 5", for errors
-    groups: Sequence[str] | None = (
-        None  # as of `queries.Ranking`; "\0" begins the name of an image in none
-    )
+    groups: Sequence[str] | None = None  # see `Ranking`; "\0" begins the name of an image in none
     whole_groups: bool = False
 
     def __post_init__(self) -> None:
@@ -96,10 +94,9 @@ class Listing:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of the listed paths, classes, parts, boxes and groups and of the files' sizes.
+        """SHA-256 of the listed paths, classes, parts, boxes and groups and of the files' sizes.
 
-        Raises:
-            DatasetError: if a file is missing.
+        A DatasetError names the files that are missing.
         """
         sizes, missing = [], {}
         for row, path in enumerate(self.paths):
@@ -124,11 +121,7 @@ class Listing:
         return error if self.places is None else DatasetError(f"{self.places[row]}: {error}")
 
     def unusable(self, errors: Mapping[int, DatasetError]) -> DatasetError:
-        """Error: images cannot be used; it says why of the first, and names the first 20.
-
-        Args:
-            errors: What `wrong` says of each, by its row.
-        """
+        """Error: the images of these rows cannot be used; it says why of the first, and names the first 20."""
         first, *others = errors
         line = f"{errors[first]}"
         if others:
@@ -169,14 +162,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_text(path: Path, remedy: str = "save the file as UTF-8") -> str:
-    """Read a text file in UTF-8, or in UTF-16 with its mark, with the line ends that it has.
-
-    Args:
-        remedy: What to do about a file that is none.
-
-    Raises:
-        DatasetError: if the file cannot be read or has another encoding.
-    """
+    """Read a text file in UTF-8, or in UTF-16 with its mark; a DatasetError tells the remedy for another one."""
     with reading(path):
         content = path.read_bytes()
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -1,12 +1,11 @@
 """Datasets of PML: their lists of images, and their downloads."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.console.printing import reason
-from benchmarks.datasets.listing import DatasetError, Listing, NotFoundError
+from benchmarks.datasets.listing import DatasetError
 
 Images = list[tuple[str, int]]
 """Paths below a dataset's folder, and numbers of classes, from 1."""
@@ -18,9 +17,6 @@ def pml_images(dataset: str, folder: Path, *lists: str, archive: str | None = No
     Args:
         lists: Files that it reads, for the error.
         archive: The name that it expects of the folder.
-
-    Raises:
-        DatasetError: if the folder has another name, or a list cannot be read.
     """
     from pytorch_metric_learning import datasets  # imports torch
 
@@ -40,38 +36,23 @@ def pml_images(dataset: str, folder: Path, *lists: str, archive: str | None = No
     return list(zip(paths, images.labels, strict=True))
 
 
-def download(dataset: str, root: Path, read: Callable[[Path], Listing]) -> None:
-    """Download a dataset of PML into a folder: whole, or not at all. Of several processes, one does.
-
-    Args:
-        read: Its reader, which says if the dataset is there by now.
-
-    Raises:
-        DatasetError: if that fails, or files of the same names are in the folder.
-    """
-    from filelock import FileLock
+def download(dataset: str, root: Path) -> None:
+    """Download a dataset of PML into a folder: whole, or not at all."""
     from pytorch_metric_learning import datasets
 
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / ".download.lock"):
+    print(f"{root}: PML downloads {dataset} into it", file=sys.stderr)
+    with TemporaryDirectory(prefix=".download-", dir=root) as folder:
+        new = Path(folder, "new")
         try:
-            read(root)
-        except NotFoundError:
-            print(f"{root}: PML downloads {dataset} into it", file=sys.stderr)
-        else:
-            return
-        with TemporaryDirectory(prefix=".download-", dir=root) as folder:
-            new = Path(folder, "new")
-            try:
-                getattr(datasets, dataset)(str(new), download=True)
-            except Exception as error:  # of the network, the archive, the disk
+            getattr(datasets, dataset)(str(new), download=True)
+        except Exception as error:  # of the network, the archive, the disk
+            raise DatasetError(
+                f"{root}: {dataset} cannot be downloaded ({type(error).__name__}: {reason(error)}); try again, "
+                "or unpack the archive there by hand (docs/datasets.md)"
+            ) from error
+        for path in sorted(new.iterdir()):
+            if (place := root / path.name).exists():
                 raise DatasetError(
-                    f"{root}: {dataset} cannot be downloaded ({type(error).__name__}: {reason(error)}); try again, "
-                    "or unpack the archive there by hand (docs/datasets.md)"
-                ) from error
-            for path in sorted(new.iterdir()):
-                if (place := root / path.name).exists():
-                    raise DatasetError(
-                        f"{place}: is in the way of the download; name another data.root"
-                    )
-                path.rename(place)
+                    f"{place}: is in the way of the download; name another data.root"
+                )
+            path.rename(place)

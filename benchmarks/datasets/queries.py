@@ -102,18 +102,13 @@ class Ranking:
 
 
 def answerable(labels: Tensor, ranking: Ranking | None) -> Tensor:
-    """(n,) bool: the queries with another image of their class to find; the others leave every metric.
-
-    Args:
-        labels: (n,) integers.
-        ranking: None: each image is ranked against all others.
-    """
+    """(n,) bool: the queries with another image of their class to find; the others leave every metric."""
     ranking = ranking or Ranking.of_all(len(labels))
     return ranking.queries & (ranking.right(labels) > 0)
 
 
 def count_queries(labels: Tensor, ranking: Ranking | None) -> tuple[int, int]:
-    """The queries, and how many of them have nothing to find; arguments of `answerable`."""
+    """The queries, and how many of them have nothing to find."""
     asked = len(labels) if ranking is None else int(ranking.queries.sum())
     return asked, asked - int(answerable(labels, ranking).sum())
 
@@ -129,7 +124,7 @@ def queries_text(asked: int, unanswered: int) -> str:
 
 
 def leaving_text(camera: str | None, sequence: str | None) -> str:
-    """A sentence on the images that leave the rankings, by the columns of `Data`; empty if there are none.
+    """The images that leave the rankings, by the columns of `Data`; empty if there are none.
 
     >>> leaving_text("camera_id", None)
     'images of a query's class and camera (column camera_id) leave its ranking'

@@ -90,16 +90,8 @@ class ImageViews:
                 f"resize: expected at least image_size ({self.image_size}), got {self.resize}"
             )
 
-    def train(self, image: Image.Image) -> Tensor:
-        """A random view, (3, S, S)."""
-        return self.cut(image, self.draw(image.size))
-
-    def test(self, image: Image.Image) -> Tensor:
-        """The middle of the resized image, (3, S, S)."""
-        return self.cut(image, self.middle(image.size))
-
     def draw(self, size: Size) -> Cut:
-        """Where a random view of an image of this size is cut out."""
+        """Where a random view, for training, is cut out of an image of this size."""
         side = self.image_size
         match self.augmentation:
             case "none":
@@ -119,7 +111,7 @@ class ImageViews:
         return cut._replace(mirrored=bool(torch.rand(()) < 0.5))
 
     def middle(self, size: Size) -> Cut:
-        """Where the test view of an image of this size is cut out."""
+        """Where the test view is cut out of an image of this size: the middle, once it is resized."""
         resized = self._resized(size)
         window = _both(resized, lambda x: round((x - self.image_size) / 2))
         return Cut((0, 0), size, resized, window)

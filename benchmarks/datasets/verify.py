@@ -60,16 +60,22 @@ def verify(
 
 def _both_uses(listing: Listing) -> list[Check]:
     """A remark if a training or a study has too few classes to train on or to test on."""
-    rows = zip(listing.parts, listing.classes, strict=True)
-    uses = Counter(trains for trains, _ in {(part == "train", name) for part, name in rows})
-    if min(uses[True] - STUDY_TRAINS + 2, uses[False]) >= 2:
+    uses = Counter(use for use, _ in _sizes(listing))
+    train, test = uses["train on"], uses["test on"]
+    if train >= STUDY_TRAINS and test >= 2:
         return []
     text = (
-        f"you have {len(set(listing.classes)):,} classes, {uses[True]:,} to train on, {uses[False]:,} to test on: "
+        f"you have {len(set(listing.classes)):,} classes, {train:,} to train on, {test:,} to test on: "
         f"a training needs two of each, and the study photographs/own {2 * STUDY_TRAINS}, half of them to train on "
         "(benchmarks.evaluate only those to test on)"
     )
     return [("both uses", "", text)]
+
+
+def _sizes(listing: Listing) -> Counter[tuple[str, str]]:
+    """The images of each use and class."""
+    rows = zip(listing.parts, listing.classes, strict=True)
+    return Counter(("train on" if part == "train" else "test on", name) for part, name in rows)
 
 
 def _queries(listing: Listing) -> Check:
@@ -99,8 +105,7 @@ def _groups(listing: Listing) -> list[Check]:
 
 def _several_images(listing: Listing) -> Check:
     """Count the classes of one image: in a batch they make no pair, and a search finds none of them."""
-    rows = zip(listing.parts, listing.classes, strict=True)
-    sizes = Counter(("train on" if part == "train" else "test on", name) for part, name in rows)
+    sizes = _sizes(listing)
     classes = Counter(use for use, _ in sizes)
     alone = Counter(use for (use, _), size in sizes.items() if size == 1)
     enough = all(alone[use] < classes[use] for use in classes)
