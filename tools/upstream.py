@@ -194,7 +194,10 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
             raise UpstreamError(f"{tree}: is the folder {folder} of another repository")
         _git(tree, "var", "GIT_COMMITTER_IDENT")
         if dirty := _git(tree, "status", "--porcelain"):
-            raise UpstreamError(f"{tree}: expected a clean work tree, commit or remove:\n{dirty}")
+            names = [line[3:] for line in dirty.splitlines()]
+            names[5:] = [f"{len(names) - 5} more"] if len(names) > 5 else []
+            listed = ", ".join(names)
+            raise UpstreamError(f"{tree}: expected a clean work tree, commit or remove {listed}")
         if not changed:
             raise UpstreamError(f"{tree}: holds the system already, there is nothing to commit")
         _git(tree, "switch", "--create", system.replace("_", "-"))
