@@ -6,7 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_regularizers import DistributedLoss
+from pml_regularizers import DistributedLoss, prepare_loss
 from tests.support.gradients import (
     CACHED_CASES,
     CASES,
@@ -46,6 +46,7 @@ def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
     loss, miner = losses.TripletMarginLoss(), miners.BatchHardMiner()
     mined = miner(embeddings, labels)
     ours, mining = DistributedLoss(loss), DistributedLoss(loss, miner)
+    assert prepare_loss(ours) is ours
     assert ours(embeddings, indices_tuple=mined) == loss(embeddings, indices_tuple=mined)
     assert mining(embeddings, labels) == loss(embeddings, labels, mined)
     reference = {"ref_emb": others, "ref_labels": labels}

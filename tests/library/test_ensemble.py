@@ -119,10 +119,10 @@ def test_horde_reads_the_map_of_the_heads() -> None:
 
 def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
     x, y, labels = torch.randn(5, 4), torch.randn(5, 4), LABELS
-    base = losses.ContrastiveLoss()
-    found = EnsembleLoss(base, 2)(x, labels, ref_emb=y, ref_labels=labels, enqueue_mask=None)
-    heads, others = (split_heads(rows, 2).unbind(1) for rows in (x, y))
-    right = [base(a, labels, None, b, labels) for a, b in zip(heads, others, strict=True)]
+    base, learnt = losses.ContrastiveLoss(), losses.MarginLoss(learn_beta=True).double()
+    found = EnsembleLoss(learnt, 2)(x, labels, ref_emb=y, ref_labels=labels, enqueue_mask=None)
+    heads, others = (split_heads(rows, 2).double().unbind(1) for rows in (x, y))
+    right = [learnt(a, labels, None, b, labels) for a, b in zip(heads, others, strict=True)]
     assert_close(found, sum(right) / 2)
 
     keys = torch.tensor([False, True, False, True, True])  # as MoCo's
@@ -138,7 +138,10 @@ def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
     memory = losses.CrossBatchMemory(base, 2)
     inner = EnsembleLoss(memory, 2)
     HORDELoss(inner, 3, 4, feature_loss=base)(x, labels, enqueue_mask=keys, features=maps)
-    assert memory.queue_idx == 3
+    later = losses.CrossBatchMemory(base, 5)  # behind a loss that has no use for the mask
+    outer = HORDELoss(EnsembleLoss(base, 2), 3, 4, feature_loss=later, moment_dim=5)
+    outer(x, labels, enqueue_mask=keys, features=maps)
+    assert memory.queue_idx == later.queue_idx == 3
 
     arcface = losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=4)
     for around in (DistributedLoss(arcface), CosinePowersLoss(arcface, feature_loss=base)):

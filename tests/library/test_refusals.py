@@ -181,6 +181,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         lambda: horde(losses.ArcFaceLoss(3, 4))(X, LABELS, features=MAP),
         r"ArcFaceLoss failed on the vectors \(6, 6\) of order_2 [\s\S]*; embed_orders=True makes",
     ),
+    (
+        lambda: EnsembleLoss(losses.MarginLoss(num_classes=2, learn_beta=True), 2)(X, LABELS),
+        r"labels: MarginLoss expected 0 to 1 \(num_classes=2\), got 0 to 2",
+    ),
     # Moments
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
