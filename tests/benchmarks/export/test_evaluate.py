@@ -1,6 +1,7 @@
 """`python -m benchmarks.evaluate` tests a run's network, or an export, on its own images and on others."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def tested(tmp_path: Path) -> Any:
     return tested
 
 
+def table(file: Path, pictures: Path, column: str, value: Callable[[int, int], int]) -> list[str]:
+    """Words that name a table of the pictures, with a column of numbers by class and image."""
+    names = [(i, j) for i in range(CLASSES) for j in range(IMAGES)]
+    lines = [f"class{i}/{j}.png,class{i},{int(value(i, j))}" for i, j in names]
+    file.write_text("\n".join([f"path,label,{column}", *lines]))
+    return ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
+
+
 def printed(capsys: Any) -> str:
     """Without the breaks between lines."""
     return " ".join(capsys.readouterr().out.split())
@@ -59,10 +68,14 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
         in output
     )
     assert "may have been trained" not in output
-    for split in ("all", "validation"):  # trained on, or chosen on
+    reasons = {
+        "all": "the tested classes were trained on",
+        "validation": "settings are chosen on the tested classes",
+    }
+    for split, reason in reasons.items():
         seen = tested(trained, f"--data.split={split}", "--data.folds=2")
         assert "verification" in seen and "identification" not in seen
-        assert "Known or unknown? Not measured: " in printed(capsys)
+        assert f"Known or unknown? Not measured: {reason}." in printed(capsys)
 
 
 def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, tmp_path, capsys):
@@ -89,11 +102,8 @@ def test_an_export_gives_the_runs_numbers(trained, exported, pictures, tested, t
 
 def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, tmp_path, capsys):
     """The gallery has one image of each class except the first: Recall@8 is 1 for the others' queries."""
-    names = [(i, j) for i in range(CLASSES) for j in range(IMAGES)]
-    lines = [f"class{i}/{j}.png,class{i},{int(j > 0 or i == 0)}" for i, j in names]
-    (tmp_path / "t.csv").write_text("\n".join(["path,label,is_query", *lines]))
-    words = ["--data.dataset=table", f"--data.table={tmp_path / 't.csv'}"]
-    found = tested(trained, *words, f"--data.root={pictures}", "--evaluation.verification=false")
+    words = table(tmp_path / "t.csv", pictures, "is_query", lambda i, j: j > 0 or i == 0)
+    found = tested(trained, *words, "--evaluation.verification=false")
     assert found["metrics"]["recall_at_8"] == 1.0
     answered = (CLASSES - 1) * (IMAGES - 1)
     assert sum(found["per_class"]["queries"]) == answered, "all classes"
@@ -106,14 +116,7 @@ def test_own_queries_are_searched_in_an_own_gallery(trained, pictures, tested, t
 
 def test_images_of_a_querys_camera_leave_its_ranking(trained, pictures, tested, tmp_path, capsys):
     """Of the run's own images: class 0 is of one camera, so that nothing is left of it to find."""
-    names = [(i, j) for i in range(CLASSES) for j in range(IMAGES)]
-    lines = [f"class{i}/{j}.png,class{i},{j % 2 if i else 0}" for i, j in names]
-    (tmp_path / "t.csv").write_text("\n".join(["path,label,camera", *lines]))
-    words = [
-        "--data.dataset=table",
-        f"--data.table={tmp_path / 't.csv'}",
-        f"--data.root={pictures}",
-    ]
+    words = table(tmp_path / "t.csv", pictures, "camera", lambda i, j: j % 2 if i else 0)
     whole = tested(trained, *words)
     for setting, told in (("camera", "class and camera"), ("sequence", "sequence")):
         found = tested(trained, *words, f"--data.{setting}=camera")

@@ -208,15 +208,6 @@ def test_verification_and_identification_are_told_in_words(make):
 
 
 @pytest.mark.parametrize(
-    ("split", "told"),
-    [("all", "the tested classes were trained on"), ("validation", "settings are chosen on the")],
-)
-def test_thresholds_that_were_asked_for_and_not_measured_are_told(make, split, told):
-    asked = {"config": {"evaluation": {"verification": True}}, "data": DATA | {"split": split}}
-    assert f"Known or unknown? Not measured: {told}" in compared(make("A", 0, 0.4, **asked))
-
-
-@pytest.mark.parametrize(
     ("images", "asked", "told"),
     [
         (90, None, (0.01, 0.5, 0.02, 0.6, 1)),
