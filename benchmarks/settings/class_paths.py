@@ -50,7 +50,7 @@ UNSAID = object()
 
 
 def resolved(value: Any, key: str = "") -> Any:
-    """Settings, or an experiment, with every default of every class filled in; they build the same objects.
+    """An experiment, or a description, with every default of every class filled in; it builds the same objects.
 
     A null stays if the class does not say what it means; values that YAML cannot hold are left out.
     """

@@ -35,15 +35,19 @@ class Command:
     """A parsed command line."""
 
     experiment: Experiment
-    config: dict[str, Any]  # all settings; classes in them as they were described
+    output: Path | None  # as it was asked for; the experiment has a default
     recipe: str | None  # the entry of the training
     resume: bool
     trusted: tuple[str, ...]  # modules that are neither ours nor those that we build on
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """All settings; classes in them as they are described."""
+        return self.experiment.config() | {"output": self.output and str(self.output)}
+
     def resolved(self) -> Self:
         """The same command, with every default of every class in its settings."""
-        settings, config = resolved(self.experiment), resolved(self.config)
-        return replace(self, experiment=settings, config=config)
+        return replace(self, experiment=resolved(self.experiment))
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -81,12 +85,12 @@ def parse(argv: Sequence[str]) -> Command:
     if not is_given and any(named[part] != settings[part] for part in ("losses", "miner")):
         settings.label = _label(settings.losses, settings.miner)
     experiment = Experiment(**vars(parser.instantiate(settings)))
-    config = experiment.config()
-    if experiment.output is None:
+    asked = experiment.output
+    if asked is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
         name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    return Command(experiment, config, recipe, given.resume, tuple(given.trust))
+    return Command(experiment, asked, recipe, given.resume, tuple(given.trust))
 
 
 def _check_values(key: str, value: Any) -> None:

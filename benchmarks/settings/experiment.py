@@ -177,14 +177,10 @@ class Experiment:
     @property
     def network(self) -> Model:
         """The model with its file of weights: seeds and folds take turns with those of a folder."""
-        if not (files := self._files()):
+        folder = self.model.weights
+        if folder is None or not (files := sorted(folder.glob("*.safetensors"))):
             return self.model
         return replace(self.model, weights=files[(self.seed + self.data.fold) % len(files)])
-
-    def _files(self) -> list[Path]:
-        """The files of weights, if the weights are a folder."""
-        folder = self.model.weights
-        return sorted(folder.glob("*.safetensors")) if folder is not None else []
 
     def config(self) -> dict[str, Any]:
         """A copy of all settings as YAML has them; classes as they are described."""
@@ -212,7 +208,7 @@ class Experiment:
             yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
-        if weights is not None and weights.is_dir() and not self._files():
+        if weights is not None and weights.is_dir() and not any(weights.glob("*.safetensors")):
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
