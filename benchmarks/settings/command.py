@@ -180,6 +180,8 @@ def _class_name(description: Mapping[str, Any]) -> str:
 def _line(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
     """The parser's message; for an unknown setting, with the one that may be meant."""
     line = one_line(error)
-    unknown = re.findall(r"(?:unrecognized arguments: --|Group '|[Oo]ption ')([\w.-]+)", line)
+    unknown = re.findall(
+        r"(?:unrecognized arguments: --|Group '|option '|^Option ')([\w.-]+)", line
+    )
     close = get_close_matches(".".join(unknown), [*parser.get_defaults().keys()], n=1)
     return f"{line}; did you mean {close[0]}?" if close else line

@@ -107,32 +107,25 @@ class Data:
 
     def faults(self) -> Iterator[str]:
         """Lines on settings that do not go together."""
+        name, downloads, own = self.dataset, ("cub", "cars", "sop"), ("folder", "table")
+        of_table = ["table", "known_classes", "camera", "sequence"]
         stage = f"data.stage {self.stage} has its own classes to train and to validate on"
         shuffled = "shuffled batches (data.samples_per_class: null) have no passes over classes"
-        published = f"{self.dataset} has its published classes and split, as all except a folder and a table"
+        published = (
+            f"{name} has its published classes and split, as all except a folder and a table"
+        )
         drawn = "draws as many classes as data.train_classes, which is not set"
+        once = "data.cached_views needs no image twice"
         yield from idle(
             *("data", self),
-            (self.dataset == "glyphs", VIEWS, "Glyphs has its own perturbation"),
-            (self.dataset == "glyphs", ["decoded_gib"], "Glyphs are in memory as they are"),
-            (
-                self.cached_views is not None,
-                ["decoded_gib"],
-                "data.cached_views needs no image twice",
-            ),
-            (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
-            (self.dataset not in ("folder", "table"), ["test_classes"], published),
-            (
-                self.dataset not in ("cub", "cars", "sop"),
-                ["download"],
-                f"PML downloads no {self.dataset}",
-            ),
-            (self.dataset != "folder", ["class_level"], f"{self.dataset} names its classes"),
-            (
-                self.dataset != "table",
-                ["table", "known_classes", "camera", "sequence"],
-                f"{self.dataset} has no table",
-            ),
+            (name == "glyphs", VIEWS, "Glyphs has its own perturbation"),
+            (name == "glyphs", ["decoded_gib"], "Glyphs are in memory as they are"),
+            (self.cached_views is not None, ["decoded_gib"], once),
+            (name != "glyphs", ["stage"], f"{name} has no stages"),
+            (name not in own, ["test_classes"], published),
+            (name not in downloads, ["download"], f"PML downloads no {name}"),
+            (name != "folder", ["class_level"], f"{name} names its classes"),
+            (name != "table", of_table, f"{name} has no table"),
             (self.stage is not None, ["folds", "draw_classes"], stage),
             (self.train_classes is None, ["draw_classes"], drawn),
             (self.samples_per_class is None, ["every_class"], shuffled),

@@ -196,12 +196,12 @@ class Experiment:
         evaluation, weights = self.evaluation, self.model.weights
         own = ("head", "pool", "bias", "normalize", "attention", "frozen_stages")
         has, why = self.model.ensemble is not None, "an ensemble has its own head and cut"
-        given, not_random = (
+        given, no_layer = (
             self.model.head != "random",
             f"model.head {self.model.head} draws no layer",
         )
         yield from self.data.faults()
-        yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), not_random))
+        yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), no_layer))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if re.search(r"^before training$|^untrained trunk|†\s*$|, order \d+\s*$", self.label):

@@ -116,6 +116,11 @@ def test_a_mistake_is_one_line_and_status_2(argument, expected, empty, glyphs_ro
     assert [*empty.iterdir()] == before
 
 
+def test_a_hint_stays_in_its_group():
+    with pytest.raises(ConfigError, match=r"^model.ensemble: Option 'stages' is not accepted$"):
+        parse(["--model.ensemble.stages=layer1"])
+
+
 def test_values_at_paths_are_read_as_the_parser_reads_them():
     first = parse([loss(CONTRASTIVE, pos_margin=0.5)]).experiment
     values = {"seed": 3, "data.fold": 2, "output": "x", "losses[0].weight": 2}
