@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from benchmarks.console.arguments import columns, command_parser
 from benchmarks.console.stopping import leave, signals_handled
-from benchmarks.datasets.catalogue import IMAGE_DATASETS
-from benchmarks.datasets.remarks import SETTINGS
+from benchmarks.datasets.catalogue import IMAGE_DATASETS, SETTINGS
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
 

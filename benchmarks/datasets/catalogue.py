@@ -25,6 +25,9 @@ DatasetName = Literal["glyphs", "cub", "cars", "sop", "inshop", "folder", "table
 Augmentation = Literal["multi_resolution", "random_crop", "random_resized_crop", "none"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
+SETTINGS = ("root", "table", "test_classes", "class_level", "known_classes", "camera", "sequence")
+"""Settings of `data` that decide what is listed."""
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

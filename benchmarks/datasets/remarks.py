@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from benchmarks.datasets.catalogue import SETTINGS
 from benchmarks.datasets.contents import ImageDigests
 from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
@@ -21,12 +22,6 @@ PARTS = {
 
 Remark = tuple[str, str]
 """The subject, and the finding with what to do."""
-
-
-SETTINGS = (
-    *("root", "table", "test_classes", "class_level", "known_classes", "camera", "sequence"),
-)
-"""Settings of `data` that decide what is listed."""
 
 
 def remarks(listing: Listing, digests: Mapping[int, ImageDigests]) -> list[Remark]:
