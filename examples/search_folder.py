@@ -115,36 +115,32 @@ def embedded(
         return network.embed(paths)
     names = [path.relative_to(root).as_posix() for path in paths]
     # The time of change tells what keeps its size, time and number, as copies into an old file do.
-    files = [path.stat() for path in paths]
-    states = [f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for s in files]
-    keys, rows = [*zip(names, states, strict=True)], dict[tuple[str, str], int]()
-    old = read_index(index) if index.exists() else {}
-    if old:
-        stored = old["names"].tolist()
+    facts = [path.stat() for path in paths]
+    states = [f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for s in facts]
+    keys, stored = [*zip(names, states, strict=True)], dict[tuple[str, str], tuple[Any, str]]()
+    if index.exists():
+        old = read_index(index)
         other = "network" if str(old["model"]) != network.digest else "folder"
-        if other == "network" or not {*stored} & {*names}:
+        if other == "network" or not {*old["names"].tolist()} & {*names}:
             raise ValueError(
                 f"--index: {index} is of another {other}; name another file, or remove it"
             )
-        rows = {key: i for i, key in enumerate(zip(stored, old["files"].tolist(), strict=True))}
-    new = [i for i, key in enumerate(keys) if key not in rows]
-    kept = [i for i, key in enumerate(keys) if key in rows]
-    there = [rows[keys[i]] for i in kept]
-    told = f"{len(kept)} images kept, {len(new)} new or changed, {len(rows) - len(kept)} gone or changed"
+        files = zip(old["names"].tolist(), old["files"].tolist(), strict=True)
+        results = zip(old["embeddings"], old["damaged"].tolist(), strict=True)
+        stored = dict(zip(files, results, strict=True))
+    new = [i for i, key in enumerate(keys) if key not in stored]
+    kept, gone = len(keys) - len(new), len(stored.keys() - {*keys})
+    told = f"{kept} images kept, {len(new)} new or changed, {gone} gone or changed"
     print(f"{index}: {told}", file=sys.stderr)
-    parts = [(old["embeddings"][there], old["damaged"][there].tolist())] if kept else []
     if new:
-        parts.append(network.embed([paths[i] for i in new]))
-    order = np.argsort([*kept, *new])
-    embeddings = np.concatenate([vectors for vectors, _ in parts])[order]
-    problems = [problem for _, own in parts for problem in own]
-    damaged = [problems[i] for i in order]
-    if new or len(rows) > len(kept):
+        results = zip(*network.embed([paths[i] for i in new]), strict=True)
+        stored |= zip([keys[i] for i in new], results, strict=True)
+    embeddings, damaged = (list(column) for column in zip(*map(stored.get, keys), strict=True))
+    if new or gone:
         columns = {"model": network.digest, "names": names, "files": states, "damaged": damaged}
-        arrays = {name: np.array(column) for name, column in columns.items()}
         with replacing(index) as file:
-            np.savez(file, embeddings=embeddings, **arrays)
-    return embeddings, damaged
+            np.savez(file, embeddings=embeddings, **columns)
+    return np.array(embeddings), damaged
 
 
 def read_index(file: Path) -> dict[str, np.ndarray]:
