@@ -138,10 +138,6 @@ WRONG = {
         r"does not fit Network: .*fc.bias",
     ),
     "no tensors": (lambda right: {"epoch": 3, "net": right}, "something other than tensors by"),
-    "a module": (
-        lambda right: Network(),
-        r"\(it holds objects other than tensors, or is damaged\); .* save the model's state_dict",
-    ),
 }
 
 
@@ -206,7 +202,8 @@ class Payload:
 
 def test_code_in_a_checkpoint_does_not_run(tmp_path):
     torch.save(values(Network()) | {"x": Payload()}, tmp_path / "file.pth")
-    with pytest.raises(ConfigError, match="holds objects other than tensors"):
+    line = r"\(it holds objects other than tensors, or is damaged\); .* save the model's state_dict"
+    with pytest.raises(ConfigError, match=line):
         load_weights(Network(), tmp_path / "file.pth")
     assert not Payload.ran
 
