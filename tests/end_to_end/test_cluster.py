@@ -39,10 +39,12 @@ def cluster() -> Iterator[Any]:
     small = {"object_store_memory": 10**8, "include_dashboard": False}
     with mock.patch.dict(os.environ, environment()):
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-        for _ in range(2):
-            made.add_node(num_cpus=1, num_gpus=1, **small)  # Ray takes their number as it is told
-        yield made
-        made.shutdown()
+        try:
+            for _ in range(2):
+                made.add_node(num_cpus=1, num_gpus=1, **small)  # Ray takes their number as told
+            yield made
+        finally:
+            made.shutdown()
 
 
 def command(runs: Path, data: str, *options: str) -> list[str]:
