@@ -203,15 +203,16 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
     network, (x, labels) = Network(), images()
     embeddings = network(x)
     features = {"pooled": network.trunk(x).mean(dim=(2, 3)), "stopgrad_embeddings": embeddings}
-    value = two_stages()(embeddings, labels, features=features)
-    for source in (network.head, stages_of(network)):
-        loss = two_stages().attach(source)
+    loss = two_stages()
+    value = loss(embeddings, labels, features=features)
+    for source in (network.head, stages_of(network)):  # attaching again moves the taps
+        loss.attach(source)
         for _ in range(2):  # every tap is consumed by its call
             assert_close(loss(network(x), labels), value)
         loss(network(x), labels, features=features)  # so it is by an explicit call
         with pytest.raises(MissingFeaturesError, match=": no features were recorded"):
             loss(torch.randn(8, WIDTH, requires_grad=True), labels)
-        loss.detach()
+    assert loss.detach().detach() is loss
     assert not any(m._forward_hooks for m in network.head.children())
 
 
@@ -413,17 +414,6 @@ def test_a_loss_stored_alone_holds_no_network_and_must_be_attached_again() -> No
     expected = loss(embeddings, labels)
     new_loss.attach(network.head.feature_map)
     assert torch.equal(new_loss(network(x), labels), expected)
-
-
-def test_attached_elsewhere_and_detached() -> None:
-    network, other, (x, labels) = Network(), Network(), images()
-    loss = attached(network).attach(other.head.feature_map)
-    assert not network.head.feature_map._forward_hooks
-    assert_close(loss(other(x), labels), explicit(loss, other, x, labels))
-    assert loss.detach().detach() is loss
-    assert not other.head.feature_map._forward_hooks
-    with pytest.raises(MissingFeaturesError, match="pass features="):
-        loss(other(x), labels)
 
 
 # Threads
