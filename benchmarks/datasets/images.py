@@ -1,7 +1,7 @@
 """A dataset of image files for the runner."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -126,10 +126,19 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return len(self._rows)
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, int, int]:
-        index = key[0] if isinstance(key, tuple) else key
-        image = self.image(index)
-        view = self.views.cut(image, self.cut(key, image.size))
-        return view, int(self.labels[index]), index
+        [item] = self.__getitems__([key])
+        return item
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[torch.Tensor, int, int]]:
+        """The items of a batch; an image is decoded once for views that follow each other."""
+        items, last = [], None
+        for key in keys:
+            index = key[0] if isinstance(key, tuple) else key
+            if index != last:
+                image, last = self.image(index), index
+            view = self.views.cut(image, self.cut(key, image.size))
+            items.append((view, int(self.labels[index]), index))
+        return items
 
     def cut(self, key: Key, size: Size) -> Cut:
         """Where a view is cut out of an image of this size."""

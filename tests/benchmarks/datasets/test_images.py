@@ -89,6 +89,21 @@ def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     assert [len(classes) for classes in split] == [4, 2] and set.union(*split) == set(TRAIN)
 
 
+def test_views_of_an_image_that_follow_each_other_are_made_of_one_decoding(listing):
+    decoded = []
+
+    class Counted(ImageSet):
+        def image(self, index):
+            decoded.append(index)
+            return super().image(index)
+
+    keys = [(0, 1), (0, 2), 0, 1]
+    items = Counted(listing, views=VIEWS).__getitems__(keys)
+    assert decoded == [0, 1]
+    plain = ImageSet(listing, views=VIEWS)
+    assert all(torch.equal(item[0], plain[key][0]) for key, item in zip(keys, items, strict=True))
+
+
 def test_max_classes_keeps_the_first_by_name_or_those_a_seed_draws(listing):
     dataset = ImageSet(listing, views=VIEWS, max_classes=2)
     assert classes_of(dataset) == ["emu", "auk", "emu"]
