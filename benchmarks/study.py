@@ -18,7 +18,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,9 @@ from benchmarks.console.writing import replace_file
 from benchmarks.records.results import about_as_long, has_thresholds
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_reading import read_study, study_names
-from benchmarks.studies.jobs import Job, try_out, wait_for
+from benchmarks.studies.jobs import Job, try_out, trying_out, wait_for
 from benchmarks.studies.launcher_options import add_arguments, make_launcher
+from benchmarks.studies.launching import Launcher
 from benchmarks.studies.owner import check_owner, own
 
 if TYPE_CHECKING:
@@ -78,12 +79,6 @@ def _command(argv: Sequence[str], settings: Sequence[str], *more: str) -> str:
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable[..., str]) -> int:
-    from benchmarks.reporting.study_choice import choose
-    from benchmarks.reporting.untrained_rows import untrained_row
-    from benchmarks.studies.auditing import check, fitted, judged
-    from benchmarks.studies.kept import Results
-    from benchmarks.studies.study import Study
-
     if options.page_only and options.finish:
         raise ConfigError("--finish: trains, and --page-only does not; leave one out")
     file = read_study(options.study)
@@ -94,6 +89,15 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     check_owner(runs, options.study)
+    launcher = make_launcher(options, runs, jobs=2)
+    if not options.page_only:
+        launcher.prepare(next(iter(file.rows.values())).recipe)
+
+    from benchmarks.reporting.study_choice import choose
+    from benchmarks.studies.auditing import check, fitted
+    from benchmarks.studies.kept import Results
+    from benchmarks.studies.study import Study
+
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     kept = (RESULTS / output.name if published else output).with_suffix(".json")
     results = Results(kept, runs)
@@ -102,24 +106,32 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     if lowered := fitted(study):
         for few, setting in lowered.items():
             print(f"The folder has few {few}: runs get {setting}.")
-        study = Study(file, results, runs, [*settings, *lowered.values()])
+        study = study.with_settings(*lowered.values())
     study.keep_finished()
     draw = partial(_draw, options, study, output, command)
-    status = 0 if options.page_only else _train(options, study, draw)
+    status = 0 if options.page_only else _train(options, study, launcher, draw)
     if status >= 128:
         return status
-    found, findings = judged(study)
-    file = study.final
-    if not (findings or untrained_row(file, found)):
-        lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
+    if (measured := _measured(study)) is None:
+        lacking = f"no comparison has both rows finished at {study.file.seeds.count} seeds"
         way = "; leave out --page-only to train them" if options.page_only else ""
         print(f"error: {lacking}, neither in {runs} nor in {results.path}{way}", file=sys.stderr)
         return 2 if options.page_only else 1
     if options.finish and status == 0:
-        status = _finish(options, study, choose(file, findings, found).row)
+        status = _finish(study, launcher, choose(*measured).row)
     for title, line in draw().items():
         print(f"{title}: {line}")
     return status
+
+
+def _measured(study: "Study") -> Any:
+    """What `choose` takes; None as long as nothing is measured that a page could show."""
+    from benchmarks.reporting.untrained_rows import untrained_row
+    from benchmarks.studies.auditing import judged
+
+    found, findings = judged(study)
+    file = study.final
+    return (file, findings, found) if findings or untrained_row(file, found) else None
 
 
 def _draw(
@@ -128,16 +140,14 @@ def _draw(
     """Write the page and print its answer; the commands to go on with, by what they do."""
     from benchmarks.reporting.study_choice import choose
     from benchmarks.reporting.study_page import Own, study_files
-    from benchmarks.reporting.untrained_rows import untrained_row
-    from benchmarks.studies.auditing import judged, registration
+    from benchmarks.studies.auditing import registration
     from benchmarks.studies.showing import fewer_photographs, setup, shown
 
-    file, results, runs = study.final, study.results, study.runs
-    found, findings = judged(study)
-    if not (findings or untrained_row(file, found)):
+    if (measured := _measured(study)) is None:
         return {}
+    file, findings, found = measured
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
-    choice = choose(file, findings, found)
+    choice = choose(*measured)
     steps = _next_steps(study, options, choice.row, command)
     mine = None
     if not published:
@@ -153,16 +163,14 @@ def _draw(
         command=None if published else command(),
         own=mine,
     )
-    if runs.is_dir():
-        own(runs, options.study)
-        results.share_plans()  # of a study that older code began, too
+    if study.runs.is_dir():
+        own(study.runs, options.study)
+        study.results.share_plans()  # of a study that older code began, too
     for name, content in files.items():
         replace_file(output.with_name(name), content)
     print("\n".join([*told, *(mine.known if mine else ())]).replace("`", "").replace("**", ""))
-    if mine:
-        print(f"\nPage: {output.with_suffix('.html')}\nIn Markdown: {output}")
-    else:
-        print(f"\nPage: {output}")
+    pages = f"{output.with_suffix('.html')}\nIn Markdown: {output}" if mine else f"{output}"
+    print(f"\nPage: {pages}")
     return steps
 
 
@@ -200,7 +208,7 @@ def _next_steps(
     return steps
 
 
-def _finish(options: argparse.Namespace, study: "Study", row: str) -> int:
+def _finish(study: "Study", launcher: Launcher, row: str) -> int:
     """Train a row on all classes, unless that is done; the exit status."""
     from benchmarks.studies.queue import Queue
 
@@ -210,39 +218,47 @@ def _finish(options: argparse.Namespace, study: "Study", row: str) -> int:
     verb = "Fitting" if row in study.file.untrained() else "Training"
     print(f"{verb} {row} on all classes ...", flush=True)
     try_out([job])
-    launcher = make_launcher(options, study.runs)
     queue = Queue(lambda: [job], 1, launcher, redo_stale=True)
     return queue.run() or int(job.outcome() != "finished")
 
 
-def _train(options: argparse.Namespace, study: "Study", draw: Callable[..., Any]) -> int:
+def _train(
+    options: argparse.Namespace, study: "Study", launcher: Launcher, draw: Callable[..., Any]
+) -> int:
     """Run what is left, the untrained rows first, which make a first page; the exit status."""
+    if not (left := study.left()):
+        return 0
+    print("Checking all settings ...", flush=True)
     untrained = [row for row in study.rows if row in study.file.untrained()]
-    if untrained and (left := study.missing(untrained)):
-        if (status := _work(options, study, left, untrained)) >= 128:
+    first = study.missing(untrained)
+    checks = trying_out([job for job in left if job not in first])
+    if first:
+        try_out(first)
+        own(study.runs, options.study)
+        print("Measuring the network before any training ...", flush=True)
+        if (status := _work(study, launcher, untrained, checks)) >= 128:
             return status
         if status == 0 and draw():
             print("Trainings follow; this page stays if they are stopped.\n", flush=True)
-    return _work(options, study, left) if (left := study.left()) else 0
+    for _ in checks:  # those that were not made meanwhile
+        pass
+    if not (left := study.left()):
+        return 0
+    own(study.runs, options.study)
+    at_once = f", {launcher.jobs} at a time" * (options.ray is None)
+    print(f"Trainings left: {len(left)}{at_once}.", flush=True)
+    return _work(study, launcher)
 
 
 def _work(
-    options: argparse.Namespace,
     study: "Study",
-    left: "Sequence[Job]",
+    launcher: Launcher,
     rows: Sequence[str] | None = None,
+    meanwhile: Iterator[object] | None = None,
 ) -> int:
     """Run what is left of some rows, comparison by comparison; the exit status."""
     from benchmarks.studies.queue import Queue
 
-    launcher = make_launcher(options, study.runs, jobs=2)
-    print("Checking all settings ...", flush=True)
-    launcher.prepare()
-    try_out(left)
-    own(study.runs, options.study)
-    at_once = f", {launcher.jobs} at a time" * (options.ray is None)
-    before = "Measuring the network before any training ..."
-    print(before if rows else f"Trainings left: {len(left)}{at_once}.", flush=True)
     failed: list[Job] = []
 
     def ready() -> "list[Job]":
@@ -252,8 +268,8 @@ def _work(
         return jobs
 
     while ready():
-        total = len(study.left() if rows is None else left)
-        queue = Queue(ready, total, launcher, redo_stale=True)
+        total = len(study.left() if rows is None else study.missing(rows))
+        queue = Queue(ready, total, launcher, redo_stale=True, meanwhile=meanwhile)
         stopped = queue.run()
         study.keep_finished()
         if stopped:

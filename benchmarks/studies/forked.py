@@ -4,22 +4,21 @@ import multiprocessing
 import os
 from contextlib import suppress
 
-# torch then counts GPUs without opening one, which would be of no use to a fork.
-NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-before = os.environ.get(NVML)
-os.environ[NVML] = "1"
+# torch then counts GPUs without opening one, which would be of no use to a fork; runs get other variables.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-import benchmarks.training.run  # noqa: E402, F401
-from benchmarks.records.provenance import describe_code  # noqa: E402
-from benchmarks.settings.class_paths import resolved  # noqa: E402
-from benchmarks.settings.command import parse  # noqa: E402
-
-del os.environ[NVML]
-if before is not None:
-    os.environ[NVML] = before
+import benchmarks.training.run  # noqa: F401
+from benchmarks.records.provenance import describe_code
+from benchmarks.settings.class_paths import resolved
+from benchmarks.settings.command import parse
+from benchmarks.settings.errors import ConfigError
+from benchmarks.studies.launching import RECIPE
 
 describe_code()
-resolved(parse([]).experiment)  # the parser, and the arguments of common classes, once for all runs
+with suppress(ConfigError):  # which the command tells
+    recipe = os.environ.get(RECIPE)
+    # The parser, the recipe's file, and the arguments of common classes, once for all runs.
+    resolved(parse([f"--recipe={recipe}"] if recipe else []).experiment)
 if multiprocessing.parent_process() is None:  # the server, which no signal to the command may end
     with suppress(PermissionError):
         os.setsid()

@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -77,6 +77,11 @@ class Job:
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
             moving["data.test_classes"] = file_digest(Path(chosen))
         return digest(json.dumps([moving, self.weights, curves], sort_keys=True))
+
+    def has_images(self) -> bool:
+        """True if its images are at hand; Glyphs are drawn anywhere."""
+        data = self.experiment.data
+        return data.dataset == "glyphs" or data.root.is_dir()
 
     def record(self) -> dict[str, Any] | None:
         """Its run.json; None if there is none, a ValueError if it is damaged."""
@@ -186,7 +191,13 @@ def seeded(command: Command, seeds: Iterable[int], runs: Path) -> list[Job]:
 
 
 def try_out(jobs: Sequence[Job]) -> None:
-    """Before any run: look through the data, build the parts and take a step, for each training, test set and fold.
+    """Try jobs out before any run, see `trying_out`."""
+    for _ in trying_out(jobs):
+        pass
+
+
+def trying_out(jobs: Sequence[Job]) -> Iterator[Job]:
+    """Look through the data, build the parts and take a step, for each training, test set and fold; each in turn.
 
     Raises:
         ConfigError: if a setting does not fit.
@@ -199,14 +210,17 @@ def try_out(jobs: Sequence[Job]) -> None:
     from benchmarks.training.launcher import check_launcher
     from benchmarks.training.parts import build_parts
 
-    keys = ("test_classes", "fold")
+    keys, seen = ("test_classes", "fold"), set[str]()
     some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
             check_launcher(job.experiment)
             check_trackers(job.experiment.trackers)
             parts = build_parts(job.experiment, Accelerator())
-            if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
+            listing = getattr(parts[1].test, "listing", None) if parts else None
+            if listing is not None and listing.fingerprint not in seen:
                 listed_digests(listing)
+                seen.add(listing.fingerprint)
         except ConfigError as error:
             raise ConfigError(f"{job.training}: {error}") from error
+        yield job

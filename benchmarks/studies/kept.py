@@ -1,30 +1,34 @@
 """A study's JSON file: the plans that were registered, and the results of all its trainings."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.building.images import build_datasets
 from benchmarks.console.writing import alone
 from benchmarks.records.files import damage_named, read_json, write_json
 from benchmarks.records.provenance import descends, describe_code, now
 from benchmarks.records.results import load_run
+from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
 """Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, "content",
-the SHA-256 of their files' bytes, "queries", how many were asked and how many had nothing to find (neither of older
-code), and "curve", the last point of its curves.
+the SHA-256 of their files' bytes, "queries", how many were asked and had nothing to find, and "curve", the last
+point of its curves. A training that diverged has no metrics.
 
-A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
-was registered when it began, "registered", the date of that, and "commits" if other code resumed it.
+A test also has the entries of `OF_TESTS`, its "curves", the "plan" that was registered when it began, "registered",
+the date of that, and "commits" if other code resumed it.
 """
 
 KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
 RENAMED = "renamed"
 """Digests of today's settings, with those under which the file has them: tools/published_names.py adds to them."""
+
+QUERIES = ("test_queries", "unanswered_queries")
 
 PLANS = "plans.json"  # in the folder of the runs
 
@@ -34,22 +38,15 @@ OF_TESTS = ("per_class", "per_class_of_outputs", "before_training", "images_per_
 class Results:
     """The file of plans and results; several commands may add to it at once.
 
-    Args:
-        path: Beside the page.
-        runs: The folder of the runs, which holds the plans, too, so that a page drawn elsewhere knows them.
-
-    Attributes:
-        plans: The registrations in both places, the newest last.
-        kept: Results by the names of their trainings.
-        renamed: {digest of settings or of a plan: its published one}, where they differ.
-
-    Raises:
-        ValueError: if a file is damaged.
+    The folder of the runs holds the plans, too, so that a page drawn elsewhere knows them. A damaged file is a
+    ValueError.
     """
 
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         self.path, self._runs = path, runs
-        self.renamed: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}  # a digest of settings or of a plan: the published one
+        self._images: dict[Any, str] = {}  # digests of those at hand, by kind and test classes
+        # Registrations in both places, the newest last; results by the names of their trainings.
         self.plans, self.kept = self._read()
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
@@ -89,6 +86,26 @@ class Results:
         """The result of a training whose weights and settings, as far as they change it, are these; or None."""
         return self.kept.get(self.name(job))
 
+    def checked(self, job: Job) -> Result | None:
+        """The same; a ConfigError if it is of other images than those that are at hand."""
+        result = self.of(job)
+        for name, kind in (("data", "fingerprint"), ("content", "content")):
+            before = (result or {}).get(name)
+            if before is None:  # no result, or one of older code, which recorded no content
+                continue
+            place = kind, job.config["data"]["test_classes"]
+            if place not in self._images:
+                data = job.experiment.data  # Glyphs are the same everywhere
+                there = data.dataset != "glyphs" and job.has_images()
+                images = build_datasets(data, seed=job.seed).test if there else None
+                self._images[place] = getattr(images, kind, None) or before
+            if before != self._images[place]:
+                raise ConfigError(
+                    f"data.root: {job.name} was measured on other images ({kind} {before[:8]}, not "
+                    f"{self._images[place][:8]}); give these, or another --output and --runs"
+                )
+        return result
+
     def add(self, jobs: Iterable[Job]) -> None:
         """Keep the results from these run folders; one that is there stays."""
         with self._changing():
@@ -98,12 +115,13 @@ class Results:
     def _result(self, job: Job) -> Result:
         run = load_run(job.folder)
         curves = {name: of for name, of in run.table("evaluation").items() if of}
+        data = run.info["data"]
         result = {
             **{key: run.info.get(key) for key in KEPT},
             "processor": run.info["hardware"].get("processor"),
-            "data": run.info["data"].get("fingerprint"),
-            **({"content": content} if (content := run.info["data"].get("content")) else {}),
-            **_queries(run.info["data"]),
+            "data": data.get("fingerprint"),
+            **({"content": data["content"]} if data.get("content") else {}),
+            **({"queries": [data[name] for name in QUERIES]} if {*QUERIES} <= {*data} else {}),
             "curve": {name: of[-1] for name, of in curves.items()},
         }
         if job.config["data"]["split"] == "test":
@@ -150,8 +168,3 @@ def _content(path: Path, held: str) -> dict[str, Any]:
     """The content of a file; {} if it is not there."""
     with damage_named(path, f"restore it, since it holds {held}"):
         return read_json(path) if path.exists() else {}
-
-
-def _queries(data: Mapping[str, Any]) -> dict[str, list[int]]:
-    asked = [data[name] for name in ("test_queries", "unanswered_queries") if name in data]
-    return {"queries": asked} if asked else {}

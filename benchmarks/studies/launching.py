@@ -23,6 +23,8 @@ from benchmarks.studies.jobs import Job
 
 RUN = Path(__file__).parents[1] / "run.py"
 
+RECIPE = "BENCHMARKS_RECIPE"  # variable for the server of forked runs
+
 POLL = 0.2  # seconds between two looks at what runs
 
 # On Linux a command that gets a SIGTERM as soon as the thread that started it is gone, however that ended.
@@ -57,23 +59,22 @@ class Launcher(AbstractContextManager["Launcher"]):
     Args:
         command: What stands before `benchmarks/run.py`; default: this Python.
         jobs: So many at once.
-        fork: Fork them from a process that has imported all modules, which takes seconds; on Linux. In all else,
-            such as session, output and the end with this process, they are as programs that are started.
+        fork: Fork them from a process that has imported all modules; on Linux. In all else, they are as programs.
     """
 
-    def __init__(
-        self, command: Sequence[str] | None = None, jobs: int = 1, *, fork: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str] = (), jobs: int = 1, *, fork: bool = False) -> None:
         self.command, self.jobs, self.fork = command or [sys.executable], jobs, fork
 
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def prepare(self) -> None:
-        """Begin to import what forked runs need, beside whatever is done before the first of them."""
+    def prepare(self, recipe: str) -> None:
+        """Begin to import what forked runs of a recipe need, beside whatever is done before the first of them."""
         if self.fork:
             _server()
+            os.environ[RECIPE] = recipe
             forkserver.ensure_running()
+            del os.environ[RECIPE]
 
     def start(self, job: Job) -> None:
         """Start a run, from its last checkpoint."""

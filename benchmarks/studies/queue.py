@@ -33,6 +33,7 @@ class Queue:
         ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
         total: Number of jobs that are expected.
         redo_stale: Move stale runs aside, and run them again.
+        meanwhile: Work of this process, bit by bit, while it waits for runs; an error in it ends them.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Queue:
         launcher: Launcher,
         *,
         redo_stale: bool = False,
+        meanwhile: Iterator[object] | None = None,
     ) -> None:
         self._ready, self._total = ready, total
         self.launcher, self.redo_stale = launcher, redo_stale
+        self._meanwhile = meanwhile or iter(())
         self.jobs: list[Job] = []  # all that were looked at
         self._waiting: list[Job] = []
         self._has_news = True  # a job has ended since `ready` was asked
@@ -134,6 +137,7 @@ class Queue:
         if not ended:
             if sys.stderr is not None and sys.stderr.isatty():
                 self.bar.refresh()  # the time goes on
+            next(self._meanwhile, None)
             time.sleep(POLL)
 
     def _look_back(self, job: Job, code: int) -> None:

@@ -1,17 +1,16 @@
 """A study's trainings: candidates on validation classes, then the chosen settings on test classes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from itertools import chain, product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from benchmarks.building.images import build_datasets
 from benchmarks.records.results import DONE
 from benchmarks.reporting.study_tables import Candidate, best
 from benchmarks.reporting.verdicts import judge
@@ -35,6 +34,22 @@ Found = dict[str, dict[int, Result]]
 """Results of tests, by row and seed."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def remembered(method: Method) -> Method:
+    """Keep a method's answers until there is another result: a queue asks for all of them after each run."""
+
+    @wraps(method)
+    def answer(study: "Study", *given: Any) -> Any:
+        key = len(study.results.kept), method.__name__, *given
+        if key not in study.answers:
+            study.answers[key] = method(study, *given)
+        return study.answers[key]
+
+    return cast(Method, answer)
+
+
 class Study:
     """The jobs of all rows, as far as they are known, and their results; all runs get the settings."""
 
@@ -44,7 +59,13 @@ class Study:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
         self._jobs, self._asked = cache(self._planned), cache(self._asked_anew)
         self._read = cache(lambda recipe, *settings: read([f"--recipe={recipe}", *settings]))
-        self._data: dict[Any, str] = {}  # of rows with the same test classes
+        self.answers: dict[Any, Any] = {}  # of methods that are `remembered`
+
+    def with_settings(self, *more: str) -> "Study":
+        """The same with more settings; no recipe is read again."""
+        study = Study(self.file, self.results, self.runs, [*self.settings, *more])
+        study._read = self._read
+        return study
 
     @property
     def rows(self) -> list[str]:
@@ -55,11 +76,15 @@ class Study:
     @property
     def final(self) -> StudyFile:
         """The file with the comparisons that are tested, as far as these are known."""
-        return finalists(self.file, self.tried) or self.file
+        return self._finalists() or self.file
+
+    @remembered
+    def _finalists(self) -> StudyFile | None:
+        return finalists(self.file, self.tried)
 
     def _tested(self) -> list[str]:
         """The rows that are tested, as far as they are known."""
-        if (known := finalists(self.file, self.tried)) is self.file:
+        if (known := self._finalists()) is self.file:
             return self.rows
         compared = chain(*(of.all_rows() for of in known.comparisons)) if known else ()
         return [*self.file.untrained(), *compared]
@@ -70,6 +95,7 @@ class Study:
         every = [*labels.values()]
         return {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
 
+    @remembered
     def tried(self, row: str) -> list[Candidate]:
         """The candidates of a row with their scores; [] as long as one is not trained."""
         return self._scored(self.candidates(row)) or []
@@ -89,7 +115,7 @@ class Study:
     def _scored(self, candidates: dict[Values, list[Job]]) -> list[Candidate] | None:
         tried = []
         for values, jobs in candidates.items():
-            found = [result for job in jobs if (result := self._of(job)) is not None]
+            found = [result for job in jobs if (result := self.results.checked(job)) is not None]
             if len(found) < len(jobs):
                 return None
             scores = [of["metrics"].get(self.file.choice.metric, np.nan) for of in found]
@@ -98,6 +124,7 @@ class Study:
             tried.append(Candidate(dict(values), mean, diverged))
         return tried
 
+    @remembered
     def candidates(self, row: str) -> dict[Values, list[Job]]:
         """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
 
@@ -134,9 +161,9 @@ class Study:
         if (values := self.chosen(row)) is None or row not in self._tested():
             return []
         seeds = self.file.seeds.numbers(row in self.extended() if more is None else more)
-        if self.file.rows[row].same_for_all_seeds:
-            seeds = seeds[:1]
-        return self._jobs(row, values, seeds)
+        return self._jobs(
+            row, values, seeds[:1] if self.file.rows[row].same_for_all_seeds else seeds
+        )
 
     def finish(self, row: str) -> Job:
         """The training of a row on all classes, for use: with the chosen settings, as long as the tested ones.
@@ -159,7 +186,7 @@ class Study:
         found: Found = {}
         for row in self.rows:
             jobs = self.tests(row, more)
-            found[row] = {job.seed: result for job in jobs if (result := self._of(job))}
+            found[row] = {job.seed: result for job in jobs if (result := self.results.checked(job))}
             if self.file.rows[row].same_for_all_seeds:
                 seeds = self.file.seeds.numbers(more=True)
                 found[row] = {seed: result for result in found[row].values() for seed in seeds}
@@ -170,44 +197,21 @@ class Study:
         seeds = self.file.seeds
         if not seeds.more or seeds.wider_than is None:
             return set()
-        rows: set[str] = set()
-        for finding in judge(self.final, self.found(more=False)):
-            tested, is_main = finding.tested, finding.comparison.family == "main"
-            if is_main and tested is not None and tested.half_width > seeds.wider_than:
-                rows |= set(finding.comparison.all_rows())
-        return rows
-
-    def _of(self, job: Job) -> Result | None:
-        """The kept result of a job; a ConfigError if it is one of other images."""
-        result = self.results.of(job)
-        for name, kind in (("data", "fingerprint"), ("content", "content")):
-            data = (result or {}).get(name)
-            if data is None:  # no result, or one of older code, which recorded no content
-                continue
-            place = kind, job.config["data"]["test_classes"]
-            if place not in self._data:
-                about = job.experiment.data
-                # Glyphs are the same everywhere.
-                there = about.dataset != "glyphs" and about.root.is_dir()
-                images = build_datasets(about, seed=job.seed).test if there else None
-                self._data[place] = getattr(images, kind, None) or data
-            if data != self._data[place]:
-                raise ConfigError(
-                    f"data.root: {job.name} was measured on other images ({kind} {data[:8]}, not "
-                    f"{self._data[place][:8]}); give these, or another --output and --runs"
-                )
-        return result
+        main = [
+            f for f in judge(self.final, self.found(more=False)) if f.comparison.family == "main"
+        ]
+        wide = (f for f in main if f.tested and f.tested.half_width > seeds.wider_than)
+        return {row for finding in wide for row in finding.comparison.all_rows()}
 
     def known(self, rows: Sequence[str] | None = None) -> list[Job]:
         """The trainings whose settings are known, because those they depend on have a result; of some rows."""
-        rows = self.rows if rows is None else rows
-        return [
-            job for row in rows for job in chain(*self.candidates(row).values(), self.tests(row))
-        ]
+        every = self.rows if rows is None else rows
+        trainings = (chain(*self.candidates(row).values(), self.tests(row)) for row in every)
+        return [*chain(*trainings)]
 
     def missing(self, rows: Sequence[str] | None = None) -> list[Job]:
         """Those of them without a result."""
-        return [job for job in self.known(rows) if self._of(job) is None]
+        return [job for job in self.known(rows) if self.results.checked(job) is None]
 
     def keep_finished(self) -> None:
         """Keep the results of finished runs, and then of the runs whose settings these results determine."""
@@ -227,7 +231,7 @@ class Study:
                 found += [self.first_job(row, draw) for draw in range(choice.draws)] * tried
             if self.chosen(row) is None and self.file.choice.finalists is None:
                 found += [self.first_job(row)] * self.file.seeds.count
-        if finalists(self.file, self.tried) is None:  # these stand for those to come
+        if self._finalists() is None:  # these stand for those to come
             main = [of.rows() for of in self.file.comparisons if of.family == "main"]
             some = chain(*main[: self.file.choice.finalists])
             found += [self.first_job(row) for row in some] * self.file.seeds.count
@@ -235,9 +239,8 @@ class Study:
 
     def due(self) -> int:
         """The number of further seeds that the first ones have called for, and that are not tested yet."""
-        return sum(
-            self._of(job) is None for row in self.extended() for job in self.tests(row, True)
-        )
+        further = (job for row in self.extended() for job in self.tests(row, True))
+        return sum(self.results.checked(job) is None for job in further)
 
     def register(self, queue: Sequence[Job]) -> None:
         """Write the plan down if a test is about to begin."""

@@ -22,6 +22,7 @@ def trainings(monkeypatch):
     """Nothing is built or trained."""
     for module, name in ((study, "try_out"), (search, "try_out"), (search, "try_one_step")):
         monkeypatch.setattr(module, name, lambda *arguments: None)
+    monkeypatch.setattr(study, "trying_out", lambda jobs: iter(()))
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)
@@ -84,7 +85,7 @@ def trained_by(monkeypatch):
     def replace(train: Callable[[list[Job]], Any]) -> None:
         class Trained:
             def __init__(
-                self, ready: Callable[[], list[Job]], total: int, launcher: Any, *, redo_stale: bool
+                self, ready: Callable[[], list[Job]], *about: Any, redo_stale: bool, **more: Any
             ) -> None:
                 assert redo_stale  # or a choice that came out otherwise could not be trained
                 self.ready, self.jobs = ready, list[Job]()
