@@ -96,13 +96,11 @@ def identify(
     ranking: Ranking | None = None,
     accelerator: Accelerator | None = None,
 ) -> dict[str, Any]:
-    """Measure identification, as run.json holds it: the same on any number of processes.
+    """Measure identification, as run.json holds it: the same on any number of processes, which all call this.
 
     Args:
         vectors: (n, D); they are L2-normalised here.
-        labels: (n,), from zero.
         ranking: Queries and gallery. Default: each image is a query among all others.
-        accelerator: Processes that share the queries; all call this. None: this one alone.
 
     Returns:
         For each rate of `FALSE_POSITIVES` a threshold, the shares of known queries that are named rightly and
@@ -151,11 +149,7 @@ def identify(
 
 
 def _row(rate: float, scores: Scores, left: Sequence[Scores]) -> dict[str, Any]:
-    """What is measured at a rate of false positives.
-
-    Args:
-        left: The scores without each group of classes, if intervals can be had.
-    """
+    """What is measured at a rate of false positives; `left`: without each group of classes, for intervals."""
     names = ("threshold", "true_positives", "true_positives_half_width", "misnamed")
     row = {"false_positives": rate, **dict.fromkeys((*names, "false_positives_half_width"))}
     if rate * len(scores.impostors) < EXPECTED:
@@ -196,9 +190,7 @@ def best_scores(
             if ranking.whole_groups:
                 left_out = ranking.left_out(labels, rows, columns)
                 similarities.masked_fill_(left_out, -torch.inf)
-            (inside,) = (groups[rows] == group).nonzero(
-                as_tuple=True
-            )  # only these have mates there
+            inside = (groups[rows] == group).nonzero().flatten()  # only these have mates there
             alike = labels[rows[inside]][:, None] == labels[columns]
             mates = alike & ~ranking.left_out(labels, rows[inside], columns)
             near = similarities[inside]

@@ -140,7 +140,10 @@ def signed(text: str) -> str:
 
 
 def study_figures(
-    study: StudyFile, findings: Sequence[Finding], results: Results, right: str = "as claimed"
+    study: StudyFile,
+    findings: Sequence[Finding],
+    results: Results,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, bytes]:
     """The SVG files that have something to show.
 
@@ -149,8 +152,9 @@ def study_figures(
     cosines of features and the effective ranks.
 
     Args:
-        right: What a difference right of 0 means.
+        names: Of the rows' methods, of which nothing is claimed; default: those of their recipes, as claimed.
     """
+    right = "better" if names else "as claimed"
     main = [finding for finding in findings if finding.comparison.family == MAIN]
     others = [f for f in findings if f.comparison.family not in (MAIN, CONTROL)]
     judged = [*main, *others]
@@ -158,7 +162,7 @@ def study_figures(
     drawn = {
         "": forest(study, main, right),
         "_mechanisms": forest(study, others, right),
-        **{name: curves(study, judged, results, shown) for name, shown in panels.items()},
+        **{name: curves(study, judged, results, shown, names) for name, shown in panels.items()},
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
@@ -194,16 +198,26 @@ def colour_of(finding: Finding) -> str:
 
 
 def curves(
-    study: StudyFile, findings: Sequence[Finding], results: Results, panels: Mapping[str, str]
+    study: StudyFile,
+    findings: Sequence[Finding],
+    results: Results,
+    panels: Mapping[str, str],
+    names: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The panels of the first compared rows, as many as there are colours; empty if no row kept such curves."""
+    """The panels of the first compared rows, as many as there are colours; empty if no row kept such curves.
+
+    Args:
+        names: Of the rows; default: the labels of their recipes.
+    """
     kept = {
         row: [run["curves"] for run in results.get(row, {}).values() if run.get("curves")]
         for finding in findings
         for row in reversed(finding.comparison.rows())  # a base loss before its methods
     }
     rows = [row for row in kept if kept[row]][: len(COLOURS)]
-    labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
+    labels = {
+        row: names[row] if names else read_entry(study.rows[row].recipe).label for row in rows
+    }
     every = [*labels.values()]
     labels = {
         row: f"{label}, {row}" if every.count(label) > 1 else label for row, label in labels.items()

@@ -18,41 +18,29 @@ USUAL = 0.01  # false positives, if that many or fewer can be had
 SURE = 0.25  # half-width of an interval, at most, of a number that is worth telling
 USEFUL = 0.1  # known images named rightly, at least, for a threshold that is of use
 REPORTED = (0.1, 0.01, 0.001)
+MEASURED = ("false_positives_half_width", "true_positives", "threshold")
 
 
 @dataclass(frozen=True)
 class Judge:
     """Judges a query by the similarity of its nearest image, in a gallery of a given size.
 
-    In a gallery that is larger than the tested one, the rates are limits.
-
-    Attributes:
-        known: Similarity from which a query is known.
-        unknown: Similarity below which it is unknown; at most `known`.
-        false_positives: Share of unknown queries that are called known.
-        half_width: Of its 95 % interval; None if there are too few classes for one.
-        true_positives: Share of known queries that are named rightly.
-        true_half_width: Of its 95 % interval; None if there are too few classes for one.
-        misnamed: Share of known queries that are named wrongly.
-        missed: Share of known queries that are called unknown, at most.
-        rejected: Share of unknown queries that are called unknown.
-        times: How much larger the gallery is; 1 if it is not.
-        own_images: Images of a class in the gallery; None: as in the test.
-        found: What was measured.
+    In a gallery that is larger than the tested one, the rates are limits. Half-widths are of 95 % intervals; None:
+    too few classes for one.
     """
 
-    known: float
-    unknown: float
-    false_positives: float
+    known: float  # similarity from which a query is known
+    unknown: float  # similarity below which it is unknown; at most `known`
+    false_positives: float  # share of unknown queries that are called known
     half_width: float | None
-    true_positives: float
+    true_positives: float  # share of known queries that are named rightly
     true_half_width: float | None
-    misnamed: float
-    missed: float
-    rejected: float
-    times: float
-    own_images: int | None
-    found: Mapping[str, Any]
+    misnamed: float  # share of known queries that are named wrongly
+    missed: float  # share of known queries that are called unknown, at most
+    rejected: float  # share of unknown queries that are called unknown
+    times: float  # how much larger the gallery is; 1 if it is not
+    own_images: int | None  # of a class in the gallery; None: as in the test
+    found: Mapping[str, Any]  # what was measured
 
     def word(self, similarity: float) -> str:
         """ "known", "not sure" or "unknown"."""
@@ -62,8 +50,8 @@ class Judge:
 
     def told(self) -> str:
         """The rates in words; that they say nothing, where their intervals are too wide."""
-        found, limits = self.found, ("at most ", "at least ") if self.times > 1 else ("", "")
-        most, least = limits
+        found = self.found
+        most, least = ("at most ", "at least ") if self.times > 1 else ("", "")
         queries, classes = found["unknown_queries"], found["unknown_classes"]
         wrong = _interval(self.false_positives, self.half_width, 100)
         right = _interval(self.true_positives, self.true_half_width, 100)
@@ -222,11 +210,9 @@ def identified(groups: Mapping[str, Group]) -> list[str | Table]:
     if len(runs) == 1:
         return [*known_or_unknown(runs[0].info), *_thresholds(runs[0].info["identification"])]
     rows = []
-    for label, of_seeds in tested.items():
+    for label, of_seeds in ((label, found) for label, found in tested.items() if found):
         shares = [[_row(found, rate)["true_positives"] for found in of_seeds] for rate in REPORTED]
-        if of_seeds:
-            cells = [percent([share for share in row if share is not None]) for row in shares]
-            rows.append([label, *cells])
+        rows.append([label, *(percent([s for s in row if s is not None]) for row in shares)])
     names = [f"known ones named rightly at {share(rate)} FPIR (%)" for rate in REPORTED]
     told = (
         "Is an image of a known class, and of which? Told by its nearest image, if so many unknown ones may be "
@@ -255,14 +241,12 @@ def _row(found: Mapping[str, Any], rate: float) -> Mapping[str, Any]:
 def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
     rows, notes = [], list[str]()
     for row in (_row(found, rate) for rate in REPORTED):
-        rate, cells = share(row["false_positives"]), ["–", "–"]
-        if row["threshold"] is not None:
-            cells[0] = f"{row['threshold']:.3f}"
-        if row["true_positives"] is not None:
-            cells[1] = Estimate(row["true_positives"], row["true_positives_half_width"]).percent()
-        if row["false_positives_half_width"] is not None:
-            rate += f" ± {100 * row['false_positives_half_width']:.2f}"
-        rows.append([rate, *cells])
+        half_width, right, threshold = (row[name] for name in MEASURED)
+        rate = share(row["false_positives"])
+        rate += "" if half_width is None else f" ± {100 * half_width:.2f}"
+        known = "–" if threshold is None else f"{threshold:.3f}"
+        named = Estimate(right or 0.0, row["true_positives_half_width"]).percent()
+        rows.append([rate, known, "–" if right is None else named])
         if "needs" in row:
             notes.append(
                 f"For {rate}, the test has {found['unknown_queries']:,} images, and needs {row['needs']:,}."

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from itertools import cycle
 from pathlib import Path
@@ -53,18 +54,6 @@ def saved_by(run: Run) -> Neighbours:
         return Neighbours(queries, near, arrays.get("precision", unknown))
 
 
-def images_of(run: Run) -> Images | None:
-    """The images that a run was tested on; None unless they are where it found them."""
-    if not (config := run.file("config.yaml")).is_file():
-        return None
-    try:
-        experiment = parse([f"--config={config}"]).experiment
-        images = build_datasets(experiment.data, seed=run.seed).test
-    except ConfigError:
-        return None
-    return images if images.fingerprint == run.info["data"].get("fingerprint") else None
-
-
 def report_neighbours(
     methods: Mapping[str, Sequence[Run]], images: Images | None = None
 ) -> dict[str, str]:
@@ -75,8 +64,12 @@ def report_neighbours(
     """
     firsts = {label: runs[0] for label, runs in methods.items()}
     saved = {label: saved_by(run) for label, run in firsts.items() if run.file(SAVED).exists()}
-    if saved and images is None:
-        images = images_of(next(iter(firsts.values())))
+    run = next(iter(firsts.values()))
+    if saved and images is None and (config := run.file("config.yaml")).is_file():
+        with suppress(ConfigError):
+            data = parse([f"--config={config}"]).experiment.data
+            there = build_datasets(data, seed=run.seed).test
+            images = there if there.fingerprint == run.info["data"].get("fingerprint") else None
     if not saved or images is None:
         return {}
     first, labels = next(iter(saved.values())), images.labels.numpy()
@@ -91,12 +84,7 @@ def report_neighbours(
 
 
 def differing_neighbours(runs: Mapping[str, Run], dataset: Images) -> str:
-    """Queries for which the nearest image of one of two networks is right and that of the other is not.
-
-    Args:
-        runs: {label: run that saved its neighbours}, the recommended one first.
-        dataset: The images that the runs were tested on.
-    """
+    """Queries for which the nearest image of one of two networks, the recommended one first, is right alone."""
     labels, saved = dataset.labels.numpy(), {label: saved_by(run) for label, run in runs.items()}
     queries = next(iter(saved.values())).queries
     first, second = (labels[near[:, 0]] == labels[queries] for _, near, _ in saved.values())

@@ -4,18 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired, assess
-from benchmarks.reporting.study_answer import NEAREST, asked, verdicts_told, would_tell
+from benchmarks.reporting.study_answer import MANY, NEAREST, asked, verdicts_told
 from benchmarks.reporting.study_choice import Choice, choose, measured
-from benchmarks.reporting.study_classes import stored_by_class
 from benchmarks.reporting.untrained import untrained_of
-from benchmarks.reporting.verdicts import Finding, Results, judge, percent
+from benchmarks.reporting.verdicts import Finding, Result, Results, judge, percent
 from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
-
-LEAST_APART = 5.0  # points between small and large classes that are worth a sentence
 
 
 class Base(NamedTuple):
@@ -37,8 +32,7 @@ def advice(
 
     Args:
         study, findings: With names of methods in place of claims, see `neutral`.
-        labels: The names of the rows' methods.
-        setup: Sentences on the network and the machine: what else could help, and others, which come last.
+        setup: Sentences on what else could help, on the network and the machine.
     """
     choice = choose(study, findings, results)
     runs = results.get(choice.row, {})
@@ -55,15 +49,18 @@ def advice(
     queries = f" ({tested})" if tested else ""
     lead = f"**For {shown}, the nearest image shows the same class{lost}{queries}.**"
     method = _method(study, choice, results, labels, base)
-    beside, more = list[str](), list[str]()
+    beside = list[str]()
     if not untrained and choice.method is not None:
-        beside = verdicts_told(study, findings, results)
-        beside += _higher(study, findings, choice, results, labels)
+        beside += verdicts_told(study, findings, results)
+        beside += _higher(study, measured(findings), choice.row, results, labels)
     elif choice.training is None:
-        method += _others_untrained(study, choice.row, results, labels)
+        others = [row for row in study.untrained() if row != choice.row and results.get(row)]
+        numbers = (f"{labels[row]}, {percent(results[row], NEAREST):.1f} of 100" for row in others)
+        method += [f"Also measured: {'; '.join(numbers)}."] if others else []
     elif choice.training.tested is None or choice.training.tested.limits()[1] > 0:
-        more = [would_tell(study)]
-    more += [*_small_classes(study, choice, results), *_wider(study, choice, results), *setup[:1]]
+        seeds = f", or more repeated trainings (`--seeds {MANY}`)," * (study.seeds.count < MANY)
+        method.append(f"Photographs of more classes{seeds} would show if training helps.")
+    more = [*_wider(study, runs), *setup[:1]]
     if more:
         more[0] = f"What may help more: {more[0]}"
     paragraphs = (" ".join(part) for part in (method, beside, more) if part)
@@ -134,62 +131,28 @@ def _sure(tested: Paired | None) -> str:
 # -------------------------------------------------------------------------- what may help more
 
 
-def _others_untrained(
-    study: StudyFile, row: str, results: Results, labels: Mapping[str, str]
-) -> list[str]:
-    others = [other for other in study.untrained() if other != row and results.get(other)]
-    shown = (f"{labels[other]}: {percent(results[other], NEAREST):.1f}" for other in others)
-    return [f"Also measured, of 100: {'; '.join(shown)}."] if others else []
-
-
 def _higher(
-    study: StudyFile,
-    findings: Sequence[Finding],
-    choice: Choice,
-    results: Results,
-    labels: Mapping[str, str],
+    study: StudyFile, main: Sequence[Finding], row: str, results: Results, labels: Mapping[str, str]
 ) -> list[str]:
     """A row whose mean is above that of the recommended one, if there is one."""
-    rows = [row for finding in measured(findings) for row in finding.comparison.rows()]
-    means = {row: percent(results[row], study.primary) for row in rows}
-    top, score = max(means, key=means.__getitem__), percent(results[choice.row], study.primary)
+    rows = [other for finding in main for other in finding.comparison.rows()]
+    means = {other: percent(results[other], study.primary) for other in rows}
+    top, score = max(means, key=means.__getitem__), percent(results[row], study.primary)
     if means[top] <= score or study.has_blocks():
         return []
     return [
         f"But {labels[top]} has {means[top]:.1f} % {metric_name(study.primary)} here, and "
-        f"{labels[choice.row]} {score:.1f} %; no test shows that it is better."
+        f"{labels[row]} {score:.1f} %; no test shows that it is better."
     ]
 
 
-def _small_classes(study: StudyFile, choice: Choice, results: Results) -> list[str]:
-    """If classes of few images are found less often; nothing if all are of one size."""
-    stored = stored_by_class(results[choice.row])
-    if not stored or study.has_blocks():
-        return []
-    queries = np.array(stored[0]["queries"])
-    right = np.mean([classes[NEAREST] for classes in stored], axis=0) / 100
-    limit = int(np.median(queries[queries > 0])) if queries.any() else 0
-    few, many = (queries > 0) & (queries < limit), queries >= max(limit, 1)
-    if min(few.sum(), many.sum()) < 3:
-        return []
-    low, high = (np.average(right[kind], weights=queries[kind]) for kind in (few, many))
-    if high - low < LEAST_APART:
-        return []
-    shares = f"{low:.0f} of 100 are right, of the others {high:.0f}"
-    return [
-        f"Of classes with fewer than {limit} images, {shares}: more images of a class may help."
-    ]
-
-
-def _wider(study: StudyFile, choice: Choice, results: Results) -> list[str]:
+def _wider(study: StudyFile, runs: Mapping[int, Result]) -> list[str]:
     """If all features of the untrained network are better than the few numbers of an embedding."""
-    runs = results[choice.row]
     whole = percent(runs, NEAREST, "untrained_features")
     fewer = max(percent(runs, NEAREST, f"untrained_{kind}") for kind in ("pca", "whitened"))
     if not fewer or whole - fewer < study.margin:
         return []
-    numbers = f"as few of its components as an embedding has numbers {fewer:.1f}"
     return [
-        f"All features of the untrained network have {whole:.1f} of 100, {numbers}: wider embeddings may help "
-        "(`--model.embedding_size=NUMBER`)."
+        f"With all features of the untrained network, {whole:.1f} of 100 are right; with as few numbers as an "
+        f"embedding has, {fewer:.1f}: wider embeddings may help (`--model.embedding_size=NUMBER`)."
     ]

@@ -17,17 +17,11 @@ NEAREST = "recall_at_1"  # the metric of the sentences for everybody
 
 def has_papers(study: StudyFile) -> bool:
     """True if a comparison stands beside a paper's gain, which is by Recall@1."""
-    return any(
-        comparison.reported and study.metric(comparison) == PAPERS
-        for comparison in study.comparisons
-    )
+    return any(c.reported and study.metric(c) == PAPERS for c in study.comparisons)
 
 
 def cost(results: Results, comparison: Comparison) -> float | None:
-    """The time of a training step of `better`, as a multiple of that of `than`.
-
-    None for an interaction, and if runs did not tell.
-    """
+    """The time of a step of `better` by that of `than`; None for an interaction, and if runs did not tell."""
     if comparison.beyond:
         return None
     better, than = (
@@ -79,13 +73,8 @@ def verdicts_told(study: StudyFile, findings: Sequence[Finding], results: Result
     gains = [finding for finding in tested if finding.is_gain]
     harms = [finding for finding in tested if Word.HARMS in finding.words]
     single, counted, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
-    beside = [
-        finding
-        for finding in findings
-        if finding.comparison.family not in (MAIN, CONTROL)
-        and finding.is_gain
-        and finding.comparison.method
-    ]
+    gained = (f for f in findings if f.is_gain and f.comparison.method)
+    beside = [f for f in gained if f.comparison.family not in (MAIN, CONTROL)]
     sentences = list[str]()
     if gains and papers:
         which = "The comparison" if single else f"{len(gains)} {counted}"

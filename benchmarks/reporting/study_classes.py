@@ -59,7 +59,8 @@ def by_class(runs: Mapping[int, Result], names: Sequence[str], label: str) -> li
     ]
     header = ["class", "queries", "right at rank 1 (%)", "MAP@R (%)"]
     fewer = f" These are the {MOST} worst of {len(order)}." if len(order) > MOST else ""
-    text = f"With {label}, means over {len(stored)} trainings, the worst class first.{fewer}"
+    means = f", means over {len(stored)} trainings" if len(stored) > 1 else ""
+    text = f"With {label}{means}, the worst class first.{fewer}"
     return [Section("Class by class", text, Table(header, rows))]
 
 
@@ -88,7 +89,7 @@ def confused(run: Run, dataset: Glyphs | ImageSet, label: str) -> list[Section]:
             pictured[title] = mixed[:EACH].tolist()
     header = ["class", "and class", "confused", "first for second", "second for first"]
     text = (
-        f"With {label}, first training: for {wrong.sum()} of {len(queries)} queries, the nearest image is of "
+        f"With {label}, in its first test: for {wrong.sum()} of {len(queries)} queries, the nearest image is of "
         "another class. The pairs of classes that were confused most often:"
     )
     shown = pictures(dataset, {label: saved}, pictured)

@@ -64,7 +64,7 @@ def study_files(
         told = advice(*claims, results, own.labels, own.setup)
         _, training = neutral(study, training, starred)
         study, findings = neutral(study, findings, starred)
-        drawn = study_figures(study, findings, results, "better")
+        drawn = study_figures(study, findings, results, starred)
         drawn |= {"_training": forest(study, [_as_main(f) for f in training], "better")}
     drawn = {ending: figure for ending, figure in drawn.items() if figure}
     content = study_tables(

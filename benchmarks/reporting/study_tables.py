@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from math import ceil
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -66,13 +67,11 @@ def study_tables(
     command: str | None,
     own: bool,
 ) -> dict[str, Any]:
-    """The values of the template, which are tables, sentences and numbers; arguments as for `study_files`.
-
-    Args:
-        training: The findings beside the untrained network.
-        own: Show how often the nearest image is right, whatever metric decides.
-    """
-    runs = [run for runs in results.values() for run in runs.values()]
+    """The values of the template; arguments as for `study_files`, and the findings beside the untrained network."""
+    # One run may stand for all seeds.
+    runs = [*{id(run): run for of in results.values() for run in of.values()}.values()]
+    trained = sum(len(of) for row, of in results.items() if row not in study.untrained())
+    seconds = sum(run["wall_time_s"] for run in runs)
     controls = [f for f in findings if f.comparison.family == CONTROL]
     judged = [f for f in findings if f.comparison.family != CONTROL]
     main = [f for f in judged if f.comparison.family == MAIN]
@@ -99,14 +98,20 @@ def study_tables(
         "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
         "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
         "queries": "; ".join(asked(runs)),
-        "runs": len(runs),
-        "hours": f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
+        "runs": trained if own else len(runs),
+        "time": duration(seconds) if own else f"{seconds / 3600:.1f} hours",
         "dirty": any(run["dirty"] for run in runs),
         "processors": _processors(findings, results),
         "means": _means(results),
         **{"settings": _settings(study, tried), "short": _short},
         "paths": sorted({path for row in study.rows.values() for path in row.choose}),
     }
+
+
+def duration(seconds: float) -> str:
+    """In hours, or in minutes."""
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours > 1 else f"{ceil(60 * hours)} min"
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -154,16 +159,13 @@ def _meanings(study: StudyFile, *, equal: bool) -> Table:
     """The words for findings, and what each says."""
     points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
     reported = any(comparison.reported for comparison in study.comparisons)
-    agrees = (
-        study.agrees
-        and f"one of these three, but {metric_name(study.agrees)} has the opposite sign"
-    )
+    agrees = f"one of these three, but {metric_name(study.agrees or '')} has the opposite sign"
     excluded = "the upper limit of the 95 % interval is below half of the paper's gain in Recall@1"
     meanings = {
         Word.HARMS: "the upper limit is below 0",
         Word.WORTH: f"the lower limit is above {points}",
         Word.HELPS: "the lower limit is above 0",
-        Word.DISAGREE: agrees,
+        Word.DISAGREE: study.agrees and agrees,
         Word.NEGLIGIBLE: f"the 90 % interval is within ±{points}",
         Word.LESS: "the same, of a difference that helps or harms",
         Word.EXCLUDED: reported and excluded,
@@ -260,7 +262,7 @@ def _means(results: Results) -> Table:
     for row, runs in results.items():
         by_seed = {seed: outputs_of(run) for seed, run in runs.items()}
         diverged = [
-            s for s, own in by_seed.items() if any(has_diverged(runs[s], o, SHOWN) for o in own)
+            s for s, o in by_seed.items() if any(has_diverged(runs[s], x, SHOWN) for x in o)
         ]
         outputs = [own for seed, own in by_seed.items() if seed not in diverged]
         seeds = count_of_seeds(len(outputs), diverged)

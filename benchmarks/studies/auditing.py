@@ -83,12 +83,9 @@ def fitted(study: Study) -> dict[str, str]:
     classes, images = min(of.num_classes for of in trained), min(map(len, trained))
     models = [study.first_job(row).experiment.model for row in study.rows]
     widths = [model.embedding_size for model in models if model.head != "random"]
+    fits = classes * (data.samples_per_class or data.batch_size)
     found = {
-        "classes": (
-            "data.batch_size",
-            data.batch_size,
-            classes * (data.samples_per_class or data.batch_size),
-        ),
+        "classes": ("data.batch_size", data.batch_size, fits),
         "images": ("model.embedding_size", max(widths, default=0), images - 1),
     }
     return {
@@ -135,7 +132,9 @@ def _edited(study: Study, found: Found) -> dict[str, str]:
 
 def registration(study: Study, found: Found) -> str:
     """The paragraph that says whether the plan was written down before the tests."""
-    results = [result for of in found.values() for result in of.values()]
+    results = [
+        *{id(r): r for of in found.values() for r in of.values()}.values()
+    ]  # one for all seeds
     plan, count = study.results.plan(study.digest), len(results)
     kept = sum(study.results.counts(result, study.digest) for result in results)
     if plan is None:

@@ -1,7 +1,8 @@
 """What only a study of one's own images shows: its network and machine, its classes, and pictures of neighbours."""
 
 from collections.abc import Mapping
-from math import ceil, isfinite
+from functools import partial
+from math import isfinite
 from typing import Any
 
 from accelerate import Accelerator
@@ -19,20 +20,19 @@ from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.neighbours import differing_neighbours
 from benchmarks.reporting.study_choice import Choice
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
+from benchmarks.reporting.study_tables import duration
 from benchmarks.reporting.table import Table
 from benchmarks.reporting.untrained_rows import untrained_row
 from benchmarks.settings.data import num_workers
 from benchmarks.studies.choosing import left_out, score_of
 from benchmarks.studies.study import Study
+from benchmarks.training.cached_views import CachedViews
 
 
 def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     """Parts of the pages, all of the recommended row: "known", "sections" and the HTML of "neighbours".
 
     The last two need the runs and the images; without them, they are empty.
-
-    Args:
-        curve: From `fewer_photographs`.
     """
     tests, labels = study.tests(choice.row), study.labels()
     job, label = tests[0], labels[choice.row]
@@ -44,17 +44,13 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     if curve and (untrained := untrained_row(study.file, study.found())) is not None:
         about["sections"] += more_photographs(curve, labels[untrained])
     results = {job.seed: result for job in tests if (result := study.results.of(job))}
-    rows = [choice.row]
-    if choice.finding is not None:
-        rows += [row for row in choice.finding.comparison.rows() if row != choice.row]
+    beside = choice.finding.comparison.rows() if choice.finding else []
+    rows = dict.fromkeys([choice.row, *beside])
     folders = {labels[row]: study.tests(row)[0].folder for row in rows}
     pictured = all((folder / "neighbours.npz").is_file() for folder in folders.values())
-    data = job.experiment.data
-    if not (pictured or stored_by_class(results)) or not (
-        data.dataset == "glyphs" or data.root.is_dir()
-    ):
+    if not (pictured or stored_by_class(results)) or not job.has_images():
         return about
-    images = build_datasets(data, seed=job.seed).test
+    images = build_datasets(job.experiment.data, seed=job.seed).test
     about["sections"] += by_class(results, images.class_names, label)
     if not pictured:
         return about
@@ -80,16 +76,14 @@ def setup(study: Study, row: str, curve: Curve) -> list[str]:
     if stages := model["frozen_stages"]:
         options.append(f"fewer frozen stages (`--model.frozen_stages={max(1, stages - 1)}`)")
         frozen = f"its first {stages} stages stay frozen"
-    kept = [result for job in study.known() if (result := study.results.of(job))]
-    hours = sum(result["wall_time_s"] for result in kept) / 3600
-    time = f"{hours:.1f} hours" if hours > 1 else f"{ceil(60 * hours)} min"
-    gpus = hardware["gpus"]
-    machine = (
-        f"{len(gpus)} x {gpus[0]}"
-        if gpus
-        else f"{hardware['cores']} cores of {hardware['processor']}"
-    )
-    spent = f"The study took {len(kept)} trainings, {time}, on {machine}."
+    kept = {job: result for job in study.known() if (result := study.results.of(job))}
+    trained = sum(job.experiment.optimization.steps > 0 for job in kept)
+    time = duration(sum(result["wall_time_s"] for result in kept.values()))
+    machine = f"{hardware['cores']} cores of {hardware['processor']}"
+    if gpus := hardware["gpus"]:
+        machine = f"{len(gpus)} x {gpus[0]}"
+    work = f"{trained} training{'s' * (trained > 1)} and their tests" if trained else "The tests"
+    spent = f"{work} took {time} in all, on {machine}."
     return [
         f"{told}Not tried here: {', '.join(options)}; append them behind `--`, and give another `--runs`.",
         f"Network: {model['trunk']}{pixels and f', images of {pixels} x {pixels} pixels'}, {frozen}. {spent}",
@@ -109,17 +103,21 @@ def fewer_photographs(study: Study) -> Curve:
     if kept.get("run") == study.results.name(job):
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
-    if model.head not in ("pca", "whitened") or not (job.folder / "run.json").exists():
-        return []
-    if data.dataset != "glyphs" and not data.root.is_dir():
+    measured = (job.folder / "run.json").exists() and job.has_images()
+    if model.head not in ("pca", "whitened") or not measured:
         return []
     accelerator, network = Accelerator(), load_network(job.folder).network
     images = show_to(network.trunk, build_datasets(data, seed=job.seed), data)
     if images.test.ranking is not None:
         return []
+    network.to(accelerator.device)
     batch, workers = job.experiment.evaluation.batch_size, num_workers(data, 1)
-    evaluator = Evaluator(accelerator, network.to(accelerator.device), batch, workers)
-    read = [read_features(evaluator, part) for part in (images.train, images.test)]
+    parts: list[Any] = [images.train, images.test]
+    if data.cached_views is not None:  # the outputs that the run has kept
+        keep = partial(CachedViews, accelerator, network, experiment=job.experiment, test=True)
+        parts, workers = [keep(part).open() for part in parts], 0
+    evaluator = Evaluator(accelerator, network, batch, workers)
+    read = [read_features(evaluator, part) for part in parts]
     train, test = ((part["features"], part["labels"]) for part in read)
     whiten = model.head == "whitened"
     curve = learning_curve(train, test, model.embedding_size, whiten=whiten)
@@ -141,25 +139,23 @@ def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
         return "diverged" if value is None or not isfinite(value) else f"{100 * value:.1f}"
 
     rows = [
-        [
-            labels[method],
-            score(method),
-            labels[base],
-            score(base),
-            "yes" if pair in tested else "no",
-        ]
+        [labels[better], f"{score(than)} → {score(better)}", "yes" if pair in tested else "no"]
         for pair in main
-        for method, base in [pair.rows()]
+        for better, than in [pair.rows()]
     ]
-    metric = f"{metric_name(study.file.choice.metric)} (%)"
-    header = ["method", metric, "beside", f"its {metric}", "tested"]
+    metric = metric_name(study.file.choice.metric)
     limit, behind = study.file.choice.behind, ""
     if limit is not None:
-        behind = f" Methods on a loss that is more than {limit:g} points behind the best one were not tried."
+        behind = f" Methods on a loss that is more than {limit:g} points behind the best loss were not tried."
     text = (
-        f"{len(main)} comparisons were tuned on validation classes, which are part of the classes to train on. The "
-        f"one with the best network there was tested, with {study.file.seeds.count} seeds. The test classes had no "
-        "part in this choice, so that no other comparison has to be corrected for: the chance of a gain or a harm "
-        f"that is none is at most 5 %.{behind} Methods that were not tested may help, too."
+        f"{len(main)} methods were tuned on validation classes, a part of the classes to train on. The table has "
+        f"the {metric} there, of the loss alone and with the method. The method of the best network was then "
+        f"tested on other classes, in {study.file.seeds.count} repeated trainings. These had no part in the "
+        "choice, so that the chance to find a gain or a harm that is none is at most 5 %."
+        f"{behind} Methods that were not tested may help, too."
     )
-    return [Section("Which methods were tested", text, Table(header, rows))]
+    return [
+        Section(
+            "Which methods were tested", text, Table(["method", f"{metric} (%)", "tested"], rows)
+        )
+    ]

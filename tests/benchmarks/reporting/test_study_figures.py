@@ -154,6 +154,9 @@ def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons()
     figure = drawn(findings, "_curves", RESULTS, rows=RECIPES)
     told = texts(figure)
     assert told[-2:] == ["binomial deviance", "binomial deviance + HORDE, sketches"]
+    study = study_of(*(one.comparison for one in findings), rows=RECIPES)
+    mine = study_figures(study, findings, RESULTS, {row: f"my {row}" for row in RECIPES})
+    assert texts(ElementTree.fromstring(mine["_curves"]))[-2:] == ["my base", "my new"]
     found = lines(figure)
     assert [len(line) for line in found] == [3, 2, 3, 2]
     # The axis of new classes tells the same numbers.
