@@ -33,13 +33,12 @@ from benchmarks.datasets.remarks import remarks, verify_command
 from benchmarks.records.files import file_digest
 from benchmarks.settings.data import Data
 from benchmarks.settings.experiment import Experiment
-from benchmarks.settings.model import Model
 
 
 def describe_data(
     experiment: Experiment, images: Datasets, trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
-    """Images and pretrained weights of a run, for its run.json."""
+    """Images and the file of pretrained weights of a run, if there is one, for its run.json."""
     data, train = experiment.data, images.train
     held_out = experiment.protocol == "fair" or data.split == "validation"
     about = {
@@ -53,7 +52,9 @@ def describe_data(
         about |= {"validation_queries": asked, "unanswered_validation_queries": unanswered}
     if data.known_classes and data.split == "test":
         about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
-    return {"data": about, "weights": describe_weights(experiment.network)}
+    path = experiment.network.weights
+    weights = {"file": path.name, "sha256": file_digest(path)} if path else None
+    return {"data": about, "weights": weights}
 
 
 def describe_tested(data: Data, test: Glyphs | ImageSet, trunk: nn.Module) -> dict[str, Any]:
@@ -93,13 +94,6 @@ def look_through(data: Data, images: Glyphs | ImageSet) -> dict[str, Any]:
     for subject, text in remarks(images.listing, digests):
         say(f"data.{place}: {subject}: {printable(text)}")
     return {"content": images.content, "test_copies": images.copies()}
-
-
-def describe_weights(model: Model) -> dict[str, str] | None:
-    """Name and SHA-256 of the file of pretrained weights, if there is one."""
-    if model.weights is None:
-        return None
-    return {"file": model.weights.name, "sha256": file_digest(model.weights)}
 
 
 PACKAGES = (

@@ -23,7 +23,10 @@ def more_photographs(curve: Curve, label: str) -> list[Section]:
     """
     if len(curve) < 2:
         return []
-    rows = [[f"{number}", f"{np.mean(right):.1f}", _spread(right)] for number, right in curve]
+    rows = [
+        [f"{number}", f"{np.mean(right):.1f}", f"{_error(right):.1f}" if len(right) > 1 else ""]
+        for number, right in curve
+    ]
     header = ["photographs per class", "nearest one right, of 100", "standard error"]
     text = (
         f"{sentence(curve)} Measured with the {label}: so many photographs of each class are drawn at random, of "
@@ -47,10 +50,6 @@ def sentence(curve: Curve) -> str:
 
 def _error(right: Sequence[float]) -> float:
     return float(np.std(right, ddof=1) / len(right) ** 0.5) if len(right) > 1 else 0.0
-
-
-def _spread(right: Sequence[float]) -> str:
-    return f"{_error(right):.1f}" if len(right) > 1 else ""
 
 
 def figure(curve: Curve) -> bytes:
