@@ -99,6 +99,11 @@ MISTAKES = [  # (argument or content of a file, message)
     (loss(HORDE, loss=spec(f"{OURS}.BinomialDevianceLoss", balanced="false")), "args.balanced"),
     ("--model.trunk_args={a: {b: ['0.5']}}", "model.trunk_args.a.b[0]"),
     ("--optimization.overrides={model.head: {maximize: 'off'}}", "model.head.maximize: expected"),
+    ("model: {trunk_args: {x: '010'}}", "model.trunk_args.x: expected a value, got the text '010'"),
+    # Programs read it as different numbers.
+    ("--data.batch_size=010", "<2147483648, got '010'"),
+    ("data: {batch_size: '010'}", "data.batch_size: expected an integer >=2"),
+    ("--model.trunk_args.output_stride=010", "output_stride: expected a number in decimal digits"),
 ]
 
 

@@ -7,8 +7,6 @@ from math import inf
 import pytest
 
 from benchmarks.console.arguments import at_least
-from benchmarks.settings.command import parse
-from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.yaml_files import dump, load_yaml
 
 OTHER_NUMBERS = ("010", "-010", "0o17", "0x1F", "0b11", "1_000", "1:30", "1:30.5", "01e3", "007.5")
@@ -31,24 +29,6 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number):
             load_yaml(text)
     with pytest.raises(argparse.ArgumentTypeError):
         at_least(0)(number)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--data.batch_size=010",
-        "--model.trunk_args.output_stride=010",
-        "data: {batch_size: '010'}",
-        "model: {trunk_args: {x: '010'}}",
-    ],
-)
-def test_no_way_leads_such_a_number_past_the_reader(argument, tmp_path):
-    """Neither options nor texts in files, of which the parser makes numbers."""
-    if not argument.startswith("--"):
-        (tmp_path / "c.yaml").write_text(argument)
-        argument = f"--config={tmp_path / 'c.yaml'}"
-    with pytest.raises(ConfigError, match="010"):
-        parse([argument])
 
 
 @pytest.mark.parametrize(
