@@ -26,7 +26,7 @@ def machine_failure(error: BaseException | None, place: Path | None = None) -> s
 
     Args:
         error: The error; those that it came of are looked at, too.
-        place: Folder of what is written, if the disk's error names no file.
+        place: Folder of the run that was writing, which --resume continues.
     """
     while error is not None:
         text = f"{type(error).__name__}: {error}".lower()
@@ -46,9 +46,7 @@ def machine_failure(error: BaseException | None, place: Path | None = None) -> s
                     "or fewer, or give them more (docker run --shm-size 8g)"
                 )
         if isinstance(error, OSError) and error.errno in DISK:
-            return (
-                f"{error.filename or place}: {error.strerror}; repair that, and rerun the same command with "
-                "--resume"
-            )
+            where, again = error.filename or place or "the disk", " with --resume" if place else ""
+            return f"{where}: {error.strerror}; repair that, and rerun the same command{again}"
         error = error.__cause__ or error.__context__
     return None

@@ -4,10 +4,12 @@ import errno
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.console.failures import machine_failure
 from benchmarks.settings.command import parse
 from benchmarks.training.failures import expected_failure
 from benchmarks.training.launcher import keep_memory
@@ -33,6 +35,14 @@ def test_a_failure_of_the_machine_is_one_line_with_the_way_out(error, way_out):
     for raised in (error, other):
         line = expected_failure(raised, parse([]).experiment)
         assert line is not None and "\n" not in line and way_out in line and len(line) < 450
+
+
+def test_a_full_disk_is_told_of_a_run_and_of_others():
+    error = RuntimeError("unexpected pos 64 vs 0")
+    error.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    line = "No space left on device; repair that, and rerun the same command"
+    assert machine_failure(error) == f"the disk: {line}"
+    assert machine_failure(error, Path("runs/x")) == f"runs/x: {line} with --resume"
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():
