@@ -134,11 +134,8 @@ class Listing:
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
     """Images and classes of each part, as text."""
     both = {"test": "query and gallery"} if {"query", "gallery"} & counts.keys() else {}
-    texts = [
-        f"{both.get(part, part)} {images:,} / {classes:,}"
-        for part, (images, classes) in counts.items()
-    ]
-    return ", ".join(texts)
+    rows = [(both.get(part, part), *numbers) for part, numbers in counts.items()]
+    return ", ".join(f"{part} {images:,} / {classes:,}" for part, images, classes in rows)
 
 
 def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
@@ -173,7 +170,5 @@ def read_text(path: Path, remedy: str = "save the file as UTF-8") -> str:
             place = error.start
         if place >= 0:
             line = content.count(b"\n", 0, place) + 1
-            raise DatasetError(
-                f"{path}, line {line}: is not UTF-8 text (at byte {place}); {remedy}"
-            )
+            raise DatasetError(f"{path}, line {line}: is not UTF-8 text (byte {place}); {remedy}")
         return text

@@ -52,7 +52,5 @@ def download(dataset: str, root: Path) -> None:
             ) from error
         for path in sorted(new.iterdir()):
             if (place := root / path.name).exists():
-                raise DatasetError(
-                    f"{place}: is in the way of the download; name another data.root"
-                )
+                raise DatasetError(f"{place}: is in the way of a download; name another data.root")
             path.rename(place)

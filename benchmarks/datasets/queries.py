@@ -49,9 +49,8 @@ class Ranking:
         parts = [listing.parts[row] for row in rows] if parts is None else parts
         if listing.groups is None and {*parts} <= {"test"}:
             return None
-        queries, gallery = (
-            torch.tensor([part != other for part in parts]) for other in ("gallery", "query")
-        )
+        queries = torch.tensor([part != "gallery" for part in parts])
+        gallery = torch.tensor([part != "query" for part in parts])
         groups = None
         if listing.groups is not None:
             _, numbers = np.unique([listing.groups[row] for row in rows], return_inverse=True)

@@ -64,9 +64,7 @@ class Row:
         name = unicodedata.normalize("NFC", self._text("label"))
         unknown = self.names["label"] == "identity" and name == "unknown"
         if unknown or name.lower() in EMPTY:  # not one class of all images without one
-            raise self.wrong(
-                "label", "a class (rename one of this name, or leave out the rows without)"
-            )
+            raise self.wrong("label", "a class (rename one of this name, or leave the row out)")
         return name
 
     def group(self, place: int) -> str:
@@ -113,10 +111,8 @@ class Row:
                 right, bottom = left + right, top + bottom
             # Halves go up, so that a side of a pixel stays one.
             box = floor(left + 0.5), floor(top + 0.5), floor(right + 0.5), floor(bottom + 0.5)
-            fits = (
-                min(right - left, bottom - top) > 1 - 1e-6 and box[0] < box[2] and box[1] < box[3]
-            )
-            if fits and bool not in map(type, numbers):
+            large = min(right - left, bottom - top) > 1 - 1e-6
+            if large and box[0] < box[2] and box[1] < box[3] and bool not in map(type, numbers):
                 return box
         except (ValueError, TypeError, OverflowError, RecursionError):
             pass

@@ -32,7 +32,8 @@ def verify(
         All checks, and a line for every listed file that cannot be used.
     """
     digests, errors = image_digests(listing, anew=True)
-    hint = "" if digests else "; is data.root right?"
+    told = f"{len(errors):,} of {len(listing):,} cannot be used"
+    told += "" if digests else "; is data.root right?"
     counts = listing.counts()
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
@@ -46,11 +47,7 @@ def verify(
         _several_images(listing),
         _queries(listing),
         *_groups(listing),
-        (
-            "images",
-            RESULTS[not errors],
-            f"{len(errors):,} of {len(listing):,} cannot be used{hint}",
-        ),
+        ("images", RESULTS[not errors], told),
     ]
     checks += [(subject, "", text) for subject, text in remarks(listing, digests)]
     if not errors:

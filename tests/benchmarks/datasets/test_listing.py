@@ -31,10 +31,8 @@ def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listin
     text = "toya.jpg\0x\0train\x003\nb.jpg\0x\0train\x005\nc.jpg\0y\0test\x007\n"
     assert listing.fingerprint == hashlib.sha256(text.encode()).hexdigest()
     (tmp_path / "b.jpg").unlink()
-    message = (
-        rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore it, or name another$"
-    )
-    with pytest.raises(DatasetError, match=message):
+    line = rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore it, or name"
+    with pytest.raises(DatasetError, match=line):
         _ = dataclasses.replace(listing).fingerprint
 
 
@@ -61,9 +59,7 @@ def test_an_error_names_the_first_20_files_that_cannot_be_used(tmp_path):
     with pytest.raises(DatasetError, match=line):
         content_digest(toy)
     Image.new("RGB", (1, 1)).save(tmp_path / "0.jpg")
-    with pytest.raises(
-        DatasetError, match=r"/1.jpg: .*; 23 more .*: 2.jpg, .*, 20.jpg and 4 others"
-    ):
+    with pytest.raises(DatasetError, match=r"/1.jpg: .*; 23 more .*: 2.jpg, .*, 20.jpg and 4 oth"):
         content_digest(toy)
 
 
@@ -82,9 +78,7 @@ def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path):
     assert content_digest(changed) != before
 
 
-def test_a_folder_of_caches_that_is_not_absolute_is_not_used(
-    listing, tmp_path, caches, monkeypatch
-):
+def test_a_relative_folder_of_caches_is_not_used(listing, tmp_path, caches, monkeypatch):
     """Else a folder called ~ would appear."""
     monkeypatch.chdir(tmp_path)
     before = {*tmp_path.rglob("*")}

@@ -181,9 +181,7 @@ def test_an_index_file_that_cannot_be_read_is_named(layout, tmp_path):
         with pytest.raises(DatasetError, match=missing):
             read(layout, tmp_path)
         (folder / file).write_bytes(b"<html><title>404 \xe9 Not Found</title></html>" * 10)
-        with pytest.raises(
-            DatasetError, match=rf"{file}(.*: cannot be read|, line 1: is not UTF-8)"
-        ):
+        with pytest.raises(DatasetError, match=rf"{file}(.*: cannot be read|, line 1: is not UTF)"):
             read(layout, tmp_path)
         (folder / file).write_bytes(whole)
 

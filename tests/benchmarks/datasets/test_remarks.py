@@ -76,10 +76,8 @@ def test_copies_are_counted(tmp_path: Path) -> None:
     assert lines["train and test"].startswith("2 images train and test, such as b/1.png = c/1.png")
     assert lines["two classes"].startswith("2 images are in two classes, such as b/1.png = c/1.png")
     listing = folder.read(root, tmp_path / "test.txt")
-    first, *_ = (
-        text for name, text in remarks(listing, listed_digests(listing)) if name == "copies"
-    )
-    assert first.startswith("2 images of part test have a copy in it, such as a/1.png")
+    lines = [text for name, text in remarks(listing, listed_digests(listing)) if name == "copies"]
+    assert lines[0].startswith("2 images of part test have a copy in it, such as a/1.png")
     assert ImageSet(listing, "test", views=VIEWS).copies() == 2
     assert ImageSet(listing, "train", views=VIEWS).copies() == 2
 

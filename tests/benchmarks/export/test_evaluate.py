@@ -63,10 +63,8 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
     assert found["data"]["content"] == record["data"]["content"]
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     output = printed(capsys)
-    assert (
-        f"folder: unseen test classes (4 classes, 16 images, 16 queries), tested with {trained}"
-        in output
-    )
+    about = "folder: unseen test classes (4 classes, 16 images, 16 queries), tested with"
+    assert f"{about} {trained}" in output
     assert "may have been trained" not in output
     reasons = {
         "all": "the tested classes were trained on",

@@ -182,9 +182,8 @@ def test_it_says_known_not_sure_or_unknown(exported, pictures, tmp_path, search)
     write_thresholds(judging, 1.0, 1.0)
     outside = shutil.copy(query, tmp_path / "outside.png")
     _, printed, _ = search(judging, pictures, query, outside, f"--html={page}")
-    assert re.findall(r"^  ([a-z].*)$", printed, re.MULTILINE) == [
-        *("unknown", "known: class5", f"same file  {query}"),
-    ]
+    words = re.findall(r"^  ([a-z].*)$", printed, re.MULTILINE)
+    assert words == ["unknown", "known: class5", f"same file  {query}"]
     assert page.read_text().count('<p class="verdict">') == 2
     assert "fewer known photographs" not in errors
     write_thresholds(judging, 0.5, 0.2, own_images=IMAGES + 1)

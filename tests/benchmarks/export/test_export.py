@@ -155,14 +155,8 @@ def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Re
     ("make", "expected"),
     [
         (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint"),
-        (
-            lambda run: [path.write_bytes(b"") for path in (run / "checkpoints").iterdir()],
-            "checkpoints",
-        ),
-        (
-            lambda run: change_record(run, files={"config.yaml": "0" * 64}),
-            "config.yaml: is damaged",
-        ),
+        (lambda run: [p.write_bytes(b"") for p in (run / "checkpoints").iterdir()], "checkpoints"),
+        (lambda run: change_record(run, files={"config.yaml": "0" * 64}), "yaml: is damaged"),
         (lambda run: change_record(run, seed=1), "is of a run with"),
         (lambda run: change(run, "model", trunks=1), "config.yaml: "),
         (lambda run: change(run, "model", embedding_size=9), "yaml: describes another network"),
@@ -248,10 +242,8 @@ def test_the_thresholds_of_the_test_are_exported(trained, tested, tmp_path, caps
 def test_the_thresholds_of_a_tested_run_of_the_same_method(tested, tmp_path, capsys):
     """For a network of all classes, whose card shows that run's results; of another training they mean nothing."""
     info, run = read_json(tested / "run.json"), shutil.copytree(tested, tmp_path / "run")
-    config, classes = (
-        info["config"],
-        {"train_classes": 1 + info["data"]["train_classes"], "split": "all"},
-    )
+    config = info["config"]
+    classes = {"train_classes": 1 + info["data"]["train_classes"], "split": "all"}
     own = dict.fromkeys(info["metrics"], 0.925)  # on the images that it was trained on
     mine = info | {"verification": None, "data": info["data"] | classes, "metrics": own}
     del mine["identification"]
