@@ -119,11 +119,13 @@ def test_horde_reads_the_map_of_the_heads() -> None:
 
 def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
     x, y, labels = torch.randn(5, 4), torch.randn(5, 4), LABELS
-    base, learnt = losses.ContrastiveLoss(), losses.MarginLoss(learn_beta=True).double()
-    found = EnsembleLoss(learnt, 2)(x, labels, ref_emb=y, ref_labels=labels, enqueue_mask=None)
+    base, learnt = losses.ContrastiveLoss(), losses.MarginLoss(beta=1.25, learn_beta=True).double()
     heads, others = (split_heads(rows, 2).double().unbind(1) for rows in (x, y))
     right = [learnt(a, labels, None, b, labels) for a, b in zip(heads, others, strict=True)]
-    assert_close(found, sum(right) / 2)
+    for dtype in (torch.float64, torch.bfloat16):
+        loss = EnsembleLoss(learnt, 2).to(dtype)
+        found = loss(x, labels, ref_emb=y, ref_labels=labels, enqueue_mask=None)
+        assert_close(found, sum(right) / 2)
 
     keys = torch.tensor([False, True, False, True, True])  # as MoCo's
     memory, again = (
