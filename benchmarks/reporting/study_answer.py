@@ -1,6 +1,7 @@
 """The first sentences of a study's page: which method helps, by how much, how sure that is, and what it costs."""
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import numpy as np
 
@@ -30,6 +31,18 @@ def cost(results: Results, comparison: Comparison) -> float | None:
     )
     known = better and than and all([*better, *than])
     return float(np.median(than) / np.median(better)) if known else None
+
+
+def every_run(results: Results) -> list[Result]:
+    """The runs; one that stands for all seeds of its row counts once."""
+    rows = ({id(run): run for run in of.values()} for of in results.values())
+    return [run for row in rows for run in row.values()]
+
+
+def duration(seconds: float) -> str:
+    """In hours, or in minutes."""
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours > 1 else f"{ceil(60 * hours)} min"
 
 
 def asked(runs: Iterable[Result]) -> list[str]:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from math import ceil
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from benchmarks.reporting.names import UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import Paired, estimate
-from benchmarks.reporting.study_answer import NEAREST, asked, cost, has_papers
+from benchmarks.reporting.study_answer import NEAREST, asked, cost, duration, every_run, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -68,8 +67,7 @@ def study_tables(
     own: bool,
 ) -> dict[str, Any]:
     """The values of the template; arguments as for `study_files`, and the findings beside the untrained network."""
-    # One run may stand for all seeds.
-    runs = [*{id(run): run for of in results.values() for run in of.values()}.values()]
+    runs = every_run(results)
     trained = sum(len(of) for row, of in results.items() if row not in study.untrained())
     seconds = sum(run["wall_time_s"] for run in runs)
     controls = [f for f in findings if f.comparison.family == CONTROL]
@@ -106,12 +104,6 @@ def study_tables(
         **{"settings": _settings(study, tried), "short": _short},
         "paths": sorted({path for row in study.rows.values() for path in row.choose}),
     }
-
-
-def duration(seconds: float) -> str:
-    """In hours, or in minutes."""
-    hours = seconds / 3600
-    return f"{hours:.1f} hours" if hours > 1 else f"{ceil(60 * hours)} min"
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -158,7 +150,6 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
 def _meanings(study: StudyFile, *, equal: bool) -> Table:
     """The words for findings, and what each says."""
     points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
-    reported = any(comparison.reported for comparison in study.comparisons)
     agrees = f"one of these three, but {metric_name(study.agrees or '')} has the opposite sign"
     excluded = "the upper limit of the 95 % interval is below half of the paper's gain in Recall@1"
     meanings = {
@@ -168,7 +159,7 @@ def _meanings(study: StudyFile, *, equal: bool) -> Table:
         Word.DISAGREE: study.agrees and agrees,
         Word.NEGLIGIBLE: f"the 90 % interval is within ±{points}",
         Word.LESS: "the same, of a difference that helps or harms",
-        Word.EXCLUDED: reported and excluded,
+        Word.EXCLUDED: any(c.reported for c in study.comparisons) and excluded,
         Word.AS_GOOD: f"claimed to be as good: the lower limit of a one-sided interval is above -{points}",
         Word.WORSE: f"claimed to be as good: the upper limit of a one-sided interval is below -{points}",
         Word.NOISY: "none of these" + ", or fewer than five differences, all (equal)" * equal,

@@ -3,6 +3,7 @@
 from benchmarks.building.images import build_datasets, count_classes
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
+from benchmarks.reporting.study_answer import every_run
 from benchmarks.reporting.verdicts import Finding, judge
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
@@ -132,9 +133,7 @@ def _edited(study: Study, found: Found) -> dict[str, str]:
 
 def registration(study: Study, found: Found) -> str:
     """The paragraph that says whether the plan was written down before the tests."""
-    results = [
-        *{id(r): r for of in found.values() for r in of.values()}.values()
-    ]  # one for all seeds
+    results = every_run(found)
     plan, count = study.results.plan(study.digest), len(results)
     kept = sum(study.results.counts(result, study.digest) for result in results)
     if plan is None:

@@ -18,9 +18,9 @@ from benchmarks.reporting.identification import known_or_unknown
 from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.neighbours import differing_neighbours
+from benchmarks.reporting.study_answer import duration
 from benchmarks.reporting.study_choice import Choice
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
-from benchmarks.reporting.study_tables import duration
 from benchmarks.reporting.table import Table
 from benchmarks.reporting.untrained_rows import untrained_row
 from benchmarks.settings.data import num_workers
