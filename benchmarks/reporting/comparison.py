@@ -16,7 +16,7 @@ from benchmarks.reporting.paired import (
     percent,
     values_of,
 )
-from benchmarks.reporting.rows import Group, check_alike, differing_settings
+from benchmarks.reporting.rows import Group, check_alike, check_method
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.reporting.untrained import best_untrained
 from benchmarks.reporting.verification import verified
@@ -115,11 +115,9 @@ def grouped(runs: Sequence[Run]) -> dict[str, Group]:
                 f"{run.folder}: label {label!r} already has seed {run.seed} in {older.folder}; pass each seed once"
             )
         for run in (members := [*group.runs, *group.diverged]):
-            for setting in differing_settings(members[0], run):
-                raise ValueError(
-                    f"{run.folder}: its {setting} is not that of {members[0].folder} of the same label {label!r}; "
-                    "give them different labels"
-                )
+            check_method(
+                members[0], run, f"both have the label {label!r}; give them different ones"
+            )
     return groups
 
 

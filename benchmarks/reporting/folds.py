@@ -16,7 +16,7 @@ from benchmarks.records.results import Run, load_run
 from benchmarks.records.run_folder import EMBEDDINGS
 from benchmarks.reporting.comparison import compared, tested_text
 from benchmarks.reporting.paired import Metrics, Rows
-from benchmarks.reporting.rows import TESTED_ON, check_alike, differing_settings
+from benchmarks.reporting.rows import TESTED_ON, check_alike, check_method, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 
 KINDS = {
@@ -70,11 +70,7 @@ def read_method(folder: Path) -> Method:
             continue
         for run in models:
             check_alike(first, run, SAME_DATA)
-            for setting in differing_settings(first, run):
-                raise ValueError(
-                    f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
-                    "differ in seed and fold alone"
-                )
+            check_method(first, run, "the runs of a method differ in seed and fold alone")
         selections = [run.info["selection"] for run in models]
         value = float(np.mean([selection["value"] for selection in selections]))
         numbers["validation"][seed] = {selections[0]["metric"]: value}
@@ -91,18 +87,16 @@ def read_method(folder: Path) -> Method:
 
 
 def _ensemble(runs: Sequence[Run]) -> Metrics:
-    parts, first = [], dict[str, torch.Tensor]()
+    """The metrics of the embeddings of all folds together, whose runs have tested the same images."""
+    parts = []
     for run in runs:
         path = run.file(EMBEDDINGS)
         with damage_named(path), np.load(path) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        first = first or arrays
-        if not torch.equal(first["labels"], arrays["labels"]):
-            raise ValueError(f"{path}: holds other images than {runs[0].folder}")
         parts.append(normalize(arrays["embeddings"], dim=1))
-    vectors, labels = torch.cat(parts, dim=1), first["labels"]
+    vectors, labels = torch.cat(parts, dim=1), arrays["labels"]
     settings = runs[0].info["config"]["evaluation"]
-    metrics = measure(vectors, labels, settings["recall_at"], Ranking.of_arrays(first))
+    metrics = measure(vectors, labels, settings["recall_at"], Ranking.of_arrays(arrays))
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
     return metrics

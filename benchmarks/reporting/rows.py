@@ -75,6 +75,12 @@ def differing_settings(first: Run, run: Run) -> list[str]:
     return list(dict.fromkeys(change.key for change in changes))
 
 
+def check_method(first: Run, run: Run, told: str) -> None:
+    """Raise a ValueError, which tells why and what to do, if two runs have other settings than seed and fold."""
+    for setting in differing_settings(first, run):
+        raise ValueError(f"{run.folder}: its {setting} is not that of {first.folder}; {told}")
+
+
 def _same_classes(change: Change) -> bool:
     """True for two paths of the file that names test classes: the data's fingerprint tells if they are the same."""
     both = isinstance(change.before, str) and isinstance(change.now, str)
