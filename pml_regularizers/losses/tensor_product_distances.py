@@ -149,11 +149,10 @@ def _tried(
             setattr(distance, name, kept(getattr(distance, name)))
     with (
         torch.device("cpu"),
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=[]),  # so that each trial draws the same numbers
         torch.no_grad(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        torch.default_generator.manual_seed(0)  # not torch's: that of a GPU would stay changed
         labels = torch.tensor([0, 0, 1, 1])
         return float(call_in_full_precision(tried, vectors, labels)), recorded
