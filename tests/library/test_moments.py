@@ -77,6 +77,7 @@ def test_without_scale_the_features_of_each_image_have_size_one() -> None:
         zip(module(features), expected_moments(module, features), strict=True), start=2
     ):
         assert_close(z, exact / numbers(size)[:, None] ** k)
+    assert module(features.float())[0].dtype == torch.float64  # that of the matrices
 
 
 @every_variant
