@@ -114,7 +114,10 @@ def verdicts_told(study: StudyFile, findings: Sequence[Finding], results: Result
         why = "a run of each diverged" if main else "no main one is measured"
         sentences.append(f"No comparison is decided: {why}.")
     if harms:
-        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
+        told = "; ".join(
+            f'{_points(study, harm)} for "{_claim(study, harm.comparison)}"' for harm in harms
+        )
+        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {told}.")
     if equal:
         good = sum(Word.AS_GOOD in finding.words for finding in equal)
         sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
@@ -122,11 +125,12 @@ def verdicts_told(study: StudyFile, findings: Sequence[Finding], results: Result
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
-    return "; ".join(
-        f"{_claim(study, f.comparison)}, {f.difference.points()} points of "
-        f"{metric_name(study.metric(f.comparison))}"
-        for f in findings
-    )
+    return "; ".join(f"{_claim(study, f.comparison)}, {_points(study, f)}" for f in findings)
+
+
+def _points(study: StudyFile, finding: Finding) -> str:
+    metric = metric_name(study.metric(finding.comparison))
+    return f"{finding.difference.points()} points of {metric}"
 
 
 def _claim(study: StudyFile, comparison: Comparison) -> str:
@@ -141,8 +145,7 @@ def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     of_rows = comparison.rows() == [comparison.better, comparison.than]  # of embeddings
     if of_rows and not comparison.metric:
         told += f" (from {before:.2f} to {after:.2f} %)"
-    ratio = cost(results, comparison)
-    return told + ("" if ratio is None else f", at {ratio:.2f} times the time of a step")
+    return told
 
 
 def would_tell(study: StudyFile, tested: Sequence[Finding] = ()) -> str:
