@@ -69,8 +69,8 @@ def whitening_init_(
         features: As in `pca_init_`.
         labels: (N,), the classes.
         shrinkage: Between 0 and 1, how far the covariance within classes moves to equal variances; near 1, the
-            layer is that of `pca_init_` but for a factor. 0.9 was better with a few images per class
-            (docs/heads.md): choose it on classes that are left out.
+            layer is that of `pca_init_` but for a factor. With a few images of each class, try 0.9 on classes
+            that are left out.
 
     Returns:
         The layer itself.
