@@ -57,8 +57,10 @@ def advice(
         others = [row for row in study.untrained() if row != choice.row and results.get(row)]
         numbers = (f"{labels[row]}, {percent(results[row], NEAREST):.1f} of 100" for row in others)
         method += [f"Also measured: {'; '.join(numbers)}."] if others else []
-    elif choice.training.tested is None or choice.training.tested.limits()[1] > 0:
-        seeds = f", or more repeated trainings (`--seeds {MANY}`)," * (study.seeds.count < MANY)
+    elif (change := choice.training.tested) is None or change.limits()[1] > 0:
+        seeds = ""
+        if study.seeds.count < MANY and (change is None or change.over != "seeds and classes"):
+            seeds = f", or more repeated trainings (`--seeds {MANY}`),"
         method.append(f"Photographs of more classes{seeds} would show if training helps.")
     more = [*_wider(study, runs), *setup[:1]]
     if more:

@@ -10,6 +10,7 @@ from html import unescape
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -398,6 +399,22 @@ def test_a_training_must_beat_the_untrained_network(gains, white, row, lead):
         assert starred(study, results) == {LABELS[row]}
     else:
         assert "`white`: 51.0 %" in page
+
+
+def test_more_trainings_are_advised_only_where_chance_lies_in_them():
+    study, results = with_untrained({"a": 0.1, "b": -1.0}, pca=-3.0, white=0.3)
+    study = replace(study, seeds=replace(study.seeds, count=5))
+    assert (
+        "more classes, or more repeated trainings (`--seeds 10`), would show"
+        in told(study, results)[1]
+    )
+    by_class = np.random.default_rng(3).normal(0, 800, 30)
+    by_class -= by_class.mean()
+    for name, row in results.items():
+        for run in row.values():
+            right = 1e4 * run["metrics"][RECALL] + by_class * (name == "a")
+            run["per_class"] = {"queries": [20] * 30, RECALL: right.round().astype(int).tolist()}
+    assert "Photographs of more classes would show if training helps." in told(study, results)[1]
 
 
 def test_a_method_that_only_beats_the_untrained_network_is_told_beside_that():
