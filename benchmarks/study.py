@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
 
 
 def _measured(study: "Study") -> Any:
-    """What `choose` takes; None as long as nothing is measured that a page could show."""
+    """The study, its findings and its results, for `choose`; None before there is a result for a page."""
     from benchmarks.reporting.untrained_rows import untrained_row
     from benchmarks.studies.auditing import judged
 

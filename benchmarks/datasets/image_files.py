@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def for_each(images: int, read: Callable[[int], T], told: str) -> list[T]:
-    """What a function returns for each image; decoding and hashing hold no lock."""
+    """The results of a function for each image, in threads, since decoding and hashing hold no lock."""
     Image.init()  # opening an image loads them, which is not thread-safe
     with ThreadPool(joblib.cpu_count()) as pool:
         tasks = pool.imap(read, range(images), chunksize=16)

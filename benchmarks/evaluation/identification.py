@@ -149,7 +149,7 @@ def identify(
 
 
 def _row(rate: float, scores: Scores, left: Sequence[Scores]) -> dict[str, Any]:
-    """What is measured at a rate of false positives; `left`: without each group of classes, for intervals."""
+    """The measurements at a rate of false positives; `left`, without each group of classes, gives intervals."""
     names = ("threshold", "true_positives", "true_positives_half_width", "misnamed")
     row = {"false_positives": rate, **dict.fromkeys((*names, "false_positives_half_width"))}
     if rate * len(scores.impostors) < EXPECTED:

@@ -50,7 +50,7 @@ class _Calculator(RankAccuracyCalculator):
     """
 
     def __init__(
-        self, recall_at: Sequence[int], ranking: Ranking | None, accelerator: Accelerator | None
+        self, recall_at: Sequence[int], ranking: Ranking, accelerator: Accelerator | None
     ) -> None:
         names = ("mean_average_precision_at_r", "r_precision", "ranks")
         super().__init__(
@@ -59,18 +59,17 @@ class _Calculator(RankAccuracyCalculator):
             device=torch.device("cpu") if accelerator is None else None,
             accelerator=accelerator,
             progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
-            group_rule="all" if ranking and ranking.whole_groups else "class",
+            group_rule="all" if ranking.whole_groups else "class",
         )
         self.ranking = ranking
 
     def get_accuracy(self, query: Tensor, query_labels: Tensor, *_: Any, **__: Any) -> Any:
         """The metrics of the matrix that PML's tester hands over as queries, and as references."""
-        ranking = self.ranking or Ranking.of_all(len(query))
         return self.get_accuracy_within(
             *(query, query_labels),
-            queries=ranking.queries,
-            references=ranking.gallery,
-            groups=ranking.groups,
+            queries=self.ranking.queries,
+            references=self.ranking.gallery,
+            groups=self.ranking.groups,
             normalize=True,
         )
 
@@ -91,6 +90,7 @@ def rank(
         ranking: Default: each image is ranked against all others.
         accelerator: Processes that share the queries; all call this. None: this one alone, on the CPU.
     """
+    ranking = ranking or Ranking.of_all(len(vectors))
     metrics = _Calculator(recall_at, ranking, accelerator).get_accuracy(vectors, labels)
     return metrics, metrics.pop("ranks")
 

@@ -53,14 +53,13 @@ class Judge:
         found = self.found
         most, least = ("at most ", "at least ") if self.times > 1 else ("", "")
         queries, classes = found["unknown_queries"], found["unknown_classes"]
-        wrong = _interval(self.false_positives, self.half_width, 100)
         right = _interval(self.true_positives, self.true_half_width, 100)
         if max(self.half_width or 0.0, self.true_half_width or 0.0) > SURE:
+            wrong = _interval(self.false_positives, self.half_width, 100)
             return (
                 f"The test of {queries:,} images of {classes:,} classes is too small to tell: of 100 unknown "
                 f"images, {wrong or 'some'} would be called known, and of 100 known ones, {right or 'some'} named "
-                "rightly. "
-                "Take more photographs, of more classes."
+                "rightly. Take more photographs, of more classes."
             )
         base = next((n for n in (100, 1000) if n * self.false_positives > 1 - 1e-9), 10_000)
         called = ceil(base * self.false_positives - 1e-9)

@@ -35,7 +35,7 @@ def cost(results: Results, comparison: Comparison) -> float | None:
 
 def every_run(results: Results) -> list[Result]:
     """The runs; one that stands for all seeds of its row counts once."""
-    rows = ({id(run): run for run in of.values()} for of in results.values())
+    rows = ({id(run): run for run in seeds.values()} for seeds in results.values())
     return [run for row in rows for run in row.values()]
 
 

@@ -21,7 +21,7 @@ from benchmarks.settings.study_files import Comparison, StudyFile
 
 
 class Own(NamedTuple):
-    """What a study of one's own images adds; its page is also in HTML, and names methods instead of claims."""
+    """Further parts of the page of one's own images, which is also in HTML, and names methods instead of claims."""
 
     labels: Mapping[str, str] = {}  # the names of the rows' methods
     setup: Sequence[str] = ()  # sentences for `advice`

@@ -5,7 +5,7 @@ r"""Linear layers in closed form, from a trunk's features: principal components,
 
 S_w is the covariance of features around the means of their classes. A multiple of its mean variance, tr(S_w) / C,
 is added since classes of a few images leave most directions without any variance: r = s / (1 - s) for a shrinkage s
-(Ledoit and Wolf, 2004), so that A whitens (1 - s) S_w + s tr(S_w) / C I, but for the factor sqrt(1 - s).
+(Ledoit and Wolf, 2004). Up to the factor sqrt(1 - s), A is the whitening of (1 - s) S_w + s tr(S_w) / C I.
 
 A layer of random numbers throws away what a pretrained trunk knows; these keep it (docs/heads.md has the evidence).
 Everything is computed in float64 on the CPU, and signs are fixed, so that equal features give equal layers.
@@ -68,9 +68,8 @@ def whitening_init_(
         layer: As in `pca_init_`.
         features: As in `pca_init_`.
         labels: (N,), the classes.
-        shrinkage: Between 0 and 1, how far the covariance within classes moves to equal variances; near 1, the
-            layer is that of `pca_init_` but for a factor. With a few images of each class, try 0.9 on classes
-            that are left out.
+        shrinkage: s, between 0 and 1: the weight of equal variances in the covariance within classes. Near 1, the
+            layer is that of `pca_init_`, scaled. With a few images per class, try 0.9 on validation classes.
 
     Returns:
         The layer itself.
