@@ -36,6 +36,7 @@ from benchmarks.studies.launching import Launcher
 from benchmarks.studies.owner import check_owner, own
 
 if TYPE_CHECKING:
+    from benchmarks.reporting.study_choice import Choice
     from benchmarks.studies.study import Study
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
@@ -148,7 +149,7 @@ def _draw(
     file, findings, found = measured
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     choice = choose(*measured)
-    steps = _next_steps(study, options, choice.row, command)
+    steps = _next_steps(study, options, choice, command)
     mine = None
     if not published:
         curve = fewer_photographs(study)
@@ -175,12 +176,13 @@ def _draw(
 
 
 def _next_steps(
-    study: "Study", options: argparse.Namespace, row: str, command: Callable[..., str]
+    study: "Study", options: argparse.Namespace, choice: "Choice", command: Callable[..., str]
 ) -> dict[str, str]:
     """Commands that go on with the recommended row, by what they do; none without its runs."""
-    from benchmarks.reporting.study_answer import MANY
+    from benchmarks.reporting.study_choice import MANY
 
-    finished, tests, steps = study.finish(row), study.tests(row), dict[str, str]()
+    row, steps = choice.row, dict[str, str]()
+    finished, tests = study.finish(row), study.tests(row)
     test = tests[0]
     if not test.folder.is_dir():
         return {}
@@ -203,7 +205,7 @@ def _next_steps(
     if data.dataset != "glyphs":
         words = ["python", "examples/search_folder.py", "exported", f"{data.root}", "QUERY.jpg"]
         steps["Search in a folder with it"] = shlex.join([*words, "--html", "neighbours.html"])
-    if study.file.seeds.count < MANY and not options.seeds:
+    if choice.needs_seeds(study.file) and not options.seeds:
         steps["Be surer, by more trainings"] = command("--seeds", f"{MANY}")
     return steps
 

@@ -20,14 +20,14 @@ Features = tuple[Tensor, Tensor]
 
 
 def learning_curve(
-    train: Features, test: Features, size: int, *, whiten: bool
+    train: Features, test: Features, size: int | None, *, whiten: bool
 ) -> list[tuple[int, list[float]]]:
     """For each number of photographs per class, all of them last: Recall@1 in percent, of each draw.
 
     From the median of the test classes downwards, each number is half of the one before. It stops at two.
 
     Args:
-        size: Width of the layer, if there are enough photographs.
+        size: Width of the layer, if there are enough photographs; None: the features as they are.
         whiten: Fit within-class whitening; default: principal components.
     """
     counts = torch.bincount(test[1])
@@ -62,9 +62,11 @@ def _thinned(images: Features, number: int, generator: np.random.Generator) -> F
 
 @torch.no_grad()
 def _outputs(
-    trained: Tensor, labels: Tensor, features: Tensor, size: int, *, whiten: bool
+    trained: Tensor, labels: Tensor, features: Tensor, size: int | None, *, whiten: bool
 ) -> Tensor:
     """A layer's outputs for features (n, C), if it is fitted on others (N, C); fewer than `size` if N or C is."""
+    if size is None:
+        return features
     layer = skip_init(nn.Linear, trained.shape[1], min(size, *trained.shape), dtype=torch.float64)
     fitted = whitening_init_(layer, trained, labels) if whiten else pca_init_(layer, trained)
     outputs: Tensor = fitted(features.double()).float()

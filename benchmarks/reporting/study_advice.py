@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.paired import Paired, assess
-from benchmarks.reporting.study_answer import MANY, NEAREST, asked, verdicts_told
-from benchmarks.reporting.study_choice import Choice, choose, measured
+from benchmarks.reporting.study_answer import NEAREST, asked, verdicts_told
+from benchmarks.reporting.study_choice import MANY, Choice, choose, measured
 from benchmarks.reporting.untrained import untrained_of
-from benchmarks.reporting.verdicts import Finding, Result, Results, judge, percent
+from benchmarks.reporting.verdicts import Finding, Results, judge, percent
 from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
 
@@ -58,13 +58,9 @@ def advice(
         numbers = (f"{labels[row]}, {percent(results[row], NEAREST):.1f} of 100" for row in others)
         method += [f"Also measured: {'; '.join(numbers)}."] if others else []
     elif (change := choice.training.tested) is None or change.limits()[1] > 0:
-        seeds = ""
-        if study.seeds.count < MANY and (change is None or change.over != "seeds and classes"):
-            seeds = f", or more repeated trainings (`--seeds {MANY}`),"
+        seeds = f", or more repeated trainings (`--seeds {MANY}`)," * choice.needs_seeds(study)
         method.append(f"Photographs of more classes{seeds} would show if training helps.")
-    more = [*_wider(study, runs), *setup[:1]]
-    if more:
-        more[0] = f"What may help more: {more[0]}"
+    more = [f"What may help more: {line}" for line in setup[:1]]
     paragraphs = (" ".join(part) for part in (method, beside, more) if part)
     return [lead, *paragraphs, *setup[1:]]
 
@@ -145,16 +141,4 @@ def _higher(
     return [
         f"But {labels[top]} has {means[top]:.1f} % {metric_name(study.primary)} here, and "
         f"{labels[row]} {score:.1f} %; no test shows that it is better."
-    ]
-
-
-def _wider(study: StudyFile, runs: Mapping[int, Result]) -> list[str]:
-    """If all features of the untrained network are better than the few numbers of an embedding."""
-    whole = percent(runs, NEAREST, "untrained_features")
-    fewer = max(percent(runs, NEAREST, f"untrained_{kind}") for kind in ("pca", "whitened"))
-    if not fewer or whole - fewer < study.margin:
-        return []
-    return [
-        f"With all features of the untrained network, {whole:.1f} of 100 are right; with as few numbers as an "
-        f"embedding has, {fewer:.1f}: wider embeddings may help (`--model.embedding_size=NUMBER`)."
     ]

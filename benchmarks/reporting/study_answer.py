@@ -7,12 +7,11 @@ import numpy as np
 
 from benchmarks.datasets.queries import queries_text
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.study_choice import Choice, choose
+from benchmarks.reporting.study_choice import MANY, Choice, choose
 from benchmarks.reporting.untrained_rows import beside_untrained, only_untrained, untrained_row
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, percent
 from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
-MANY = 10  # seeds, recommended where fewer leave the answer open
 NEAREST = "recall_at_1"  # the metric of the sentences for everybody
 
 

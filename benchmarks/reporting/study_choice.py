@@ -8,6 +8,8 @@ from benchmarks.reporting.untrained_rows import beyond_untrained, untrained_row
 from benchmarks.reporting.verdicts import MAIN, Finding, Results, percent
 from benchmarks.settings.study_files import StudyFile
 
+MANY = 10  # seeds, recommended where fewer leave the answer open
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -20,6 +22,12 @@ class Choice:
     untrained: Untrained | None = None  # what the row's networks were before training, at best
     training: Finding | None = None  # the best training beside the best row that trains nothing
     method: Finding | None = None  # the main comparison that comes nearest to the recommended row
+
+    def needs_seeds(self, study: StudyFile) -> bool:
+        """True if more seeds would make the answer surer; they don't where it varies with the test classes."""
+        if self.finding is None or study.seeds.count >= MANY:
+            return False
+        return self.finding.tested is None or self.finding.tested.over == "seeds"
 
 
 def measured(findings: Sequence[Finding]) -> list[Finding]:

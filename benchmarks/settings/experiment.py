@@ -202,6 +202,8 @@ class Experiment:
         )
         yield from self.data.faults()
         yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), no_layer))
+        if self.model.embedding_size is None and self.model.head != "none":
+            yield f"model.embedding_size: null takes all features, and head {self.model.head} has a width; give one"
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if re.search(r"^before training$|^untrained trunk|†\s*$|, order \d+\s*$", self.label):

@@ -48,7 +48,7 @@ class Model:
             after within-class whitening: for `optimization.steps: 0`, since a training starts better from "pca"; or
             "none": the trunk trains without it, and the test adds the components of the trained features.
             docs/heads.md compares them.
-        embedding_size: Width of the embeddings; with head "none", those of the test.
+        embedding_size: Width of the embeddings; with head "none", those of the test, where null takes all features.
         pool: How the head pools the feature map.
         bias: Give a "random" layer a bias; the others have one.
         normalize: Give the losses embeddings of unit length. The test always compares unit vectors.
@@ -65,7 +65,7 @@ class Model:
     batch_norm: BatchNorm = "train"
     frozen_stages: PositiveInt | None = None
     head: Head = "random"
-    embedding_size: PositiveInt = 64
+    embedding_size: PositiveInt | None = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
     normalize: bool = True

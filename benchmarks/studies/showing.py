@@ -104,7 +104,7 @@ def fewer_photographs(study: Study) -> Curve:
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
     measured = (job.folder / "run.json").exists() and job.has_images()
-    if model.head not in ("pca", "whitened") or not measured:
+    if model.head == "random" or not measured:
         return []
     accelerator, network = Accelerator(), load_network(job.folder).network
     images = show_to(network.trunk, build_datasets(data, seed=job.seed), data)

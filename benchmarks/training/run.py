@@ -118,7 +118,7 @@ def test_before_training(
     if from_features or (tested and head_of(evaluator) is not None):
         trained = read_features(evaluator, images.train)
     if from_features:
-        assert trained is not None
+        assert trained is not None and model.embedding_size is not None
         set_head(evaluator, trained, model.embedding_size, whiten=model.head == "whitened")
     if tested:
         metrics, outputs, by_class = test_untrained(
@@ -145,9 +145,9 @@ def test(
     if best is not None:
         state.load_weights(load_best(path, best["step"], record.identity))
     layer = trained = None
-    if experiment.model.head == "none":
+    if experiment.model.head == "none" and (size := experiment.model.embedding_size):
         trained = read_features(evaluator, images.train)
-        layer = set_head(evaluator, trained, experiment.model.embedding_size)
+        layer = set_head(evaluator, trained, size)
     result, entries = test_outputs(
         evaluator, find_horde(state.loss), images.train, images.test, tests, trained
     )

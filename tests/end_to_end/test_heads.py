@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from benchmarks import evaluate
+from benchmarks import evaluate, run
 from benchmarks.evaluation import tester
-from benchmarks.evaluation.networks import load_network
+from benchmarks.evaluation.networks import load_export, load_network
 from benchmarks.export.__main__ import main as export
 from benchmarks.records.files import read_json
 from pml_regularizers import whitening_init_
@@ -106,6 +106,21 @@ def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
     assert "has no embedding layer yet" in capsys.readouterr().err
     mark_unfinished(folder)
     assert finished([*run, "--resume"], folder)["metrics"].items() > record["metrics"].items()
+
+
+def test_all_features_need_no_layer(short, tmp_path, capsys):
+    folder, settings = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.embedding_size=null"]
+    record = finished([*settings, "--model.head=none"], folder)
+    model, images, _ = last_network(folder)
+    features = pooled(model, images.test)
+    assert record["metrics"] == measured(features, images.test)
+    assert record["outputs"]["untrained_features"] == record["before_training"]
+    assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
+    network, _ = load_export(tmp_path / "exported")
+    with torch.no_grad():
+        torch.testing.assert_close(network(stacked(images.test)), features, rtol=0, atol=1e-5)
+    assert run.main([*settings, "--model.head=pca", f"--output={tmp_path / 'other'}"]) == 2
+    assert "model.embedding_size: null" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("head", ["pca", "none"])
