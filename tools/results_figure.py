@@ -16,16 +16,22 @@ SKETCHES = "HORDE with sketches helps binomial deviance"
 JRS = "JRS helps AM\N{NON-BREAKING HYPHEN}softmax"
 PROXY = "Proxy\N{NON-BREAKING HYPHEN}Anchor"
 HEADS, METHODS = "photographs_heads", "photographs_heads_methods"
+SECOND = "photographs_heads_second"
+START = "A head that starts at principal components helps"
 MECHANISM, LOSSES = "photographs_mechanism_butterflies", "photographs_mechanism_losses"
 ROWS = {  # by kind: a label, the study's page, and how the row of its table begins
     "Flowers: 51 held-out classes, six seeds; a start at components over random numbers": [
-        ("Proxy-Anchor", HEADS, f"A head that starts at principal components helps {PROXY}"),
-        ("binomial deviance", HEADS, "A head that starts at principal components helps binomial"),
-        ("AM-softmax", METHODS, "A head that starts at principal components helps AM"),
+        ("Proxy-Anchor", HEADS, f"{START} {PROXY}"),
+        ("the same, halves exchanged", SECOND, f"{START} {PROXY}"),
+        ("binomial deviance", HEADS, f"{START} binomial"),
+        ("the same, halves exchanged", SECOND, f"{START} binomial"),
+        ("AM-softmax", METHODS, f"{START} AM"),
     ],
     "Flowers, from components": [
         ("powers on Proxy-Anchor", HEADS, f"Powers help {PROXY} with a PCA start"),
+        ("the same, halves exchanged", SECOND, f"Powers help {PROXY} with a PCA start"),
         ("powers on binomial deviance", HEADS, "Powers help binomial deviance with a PCA start"),
+        ("the same, halves exchanged", SECOND, "Powers help binomial deviance with a PCA start"),
         ("HORDE on binomial deviance", METHODS, SKETCHES),
         ("HORDE with trained projections", METHODS, "HORDE with trained projections helps b"),
         ("JRS on AM-softmax", METHODS, JRS),
