@@ -8,7 +8,7 @@ import copy
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar, get_type_hints
 
 import jsonargparse
@@ -156,13 +156,20 @@ def _put(part: Any, path: str, value: Any) -> bool:
         new = {} if typed or "." in path or "[" in path else {path: path}
         steps = new | {str(name): name for name in part}
     if path in steps:
-        part[steps[path]] = (
-            _reader(typed, path).parse_object({path: value})[path] if typed else value
-        )
+        read = _read_once if isinstance(value, (bool, int, float, str)) else _read
+        part[steps[path]] = copy.deepcopy(read(typed, path, value)) if typed else value
         return True
     # Names may hold dots: those of optimization.overrides do.
     ways = [step for step in steps if path.startswith((f"{step}.", f"{step}["))]
     return any(_put(part[steps[way]], path[len(way) :].removeprefix("."), value) for way in ways)
+
+
+def _read(group: type, name: str, value: Any) -> Any:
+    """A value of a setting of a group, as the parser reads it."""
+    return _reader(group, name).parse_object({name: value})[name]
+
+
+_read_once = lru_cache(maxsize=None, typed=True)(_read)  # a study's jobs share most of their values
 
 
 @cache

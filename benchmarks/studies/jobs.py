@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Job:
     def weights(self) -> str | None:
         """SHA-256 of the file of pretrained weights."""
         path = self.experiment.network.weights
-        return None if path is None else file_digest(path)
+        return None if path is None else _digest_of(path)
 
     @cached_property
     def digest(self) -> str:
@@ -75,7 +75,7 @@ class Job:
         found = settings_of_results(self.config).items()
         moving = {key: json.loads(plain(value)) for key, value in found}
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
-            moving["data.test_classes"] = file_digest(Path(chosen))
+            moving["data.test_classes"] = _digest_of(Path(chosen))
         return digest(json.dumps([moving, self.weights, curves], sort_keys=True))
 
     def has_images(self) -> bool:
@@ -149,6 +149,17 @@ def trainings(patterns: Sequence[str]) -> list[str]:
             names = fnmatch.filter(every, pattern) or fnmatch.filter(every, f"{pattern}/*") or names
         found |= dict.fromkeys(read_entry(name).training for name in names)
     return list(found)
+
+
+def _digest_of(path: Path) -> str:
+    """A file's SHA-256, which a study's jobs share."""
+    state = path.stat()
+    return _known_digest(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _known_digest(path: Path, modified: int, size: int) -> str:
+    return file_digest(path)
 
 
 def read(arguments: Sequence[str]) -> Command:
