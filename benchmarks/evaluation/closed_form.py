@@ -35,24 +35,29 @@ def read_features(evaluator: Evaluator, images: Glyphs | ImageSet) -> dict[str, 
     return {"labels": labels, "layer": features["features"], **features}
 
 
-def set_head(
-    evaluator: Evaluator, trained: dict[str, Tensor], size: int, *, whiten: bool = False
-) -> nn.Linear:
-    """Set the head's layer to the principal components of the training images' features; all processes call this.
+def set_head(evaluator: Evaluator, trained: dict[str, Tensor], kind: str, size: int) -> nn.Linear:
+    """Set the head's layer in closed form; all processes call this.
 
-    A layer that is there keeps its parameters, which get the values; else the head gets one of this size.
+    A layer of the same shape keeps its parameters, which get the values; else the head gets another one.
 
     Args:
         trained: `read_features` of the training images.
-        whiten: To the components after within-class whitening.
+        kind: "pca", to the principal components of these; "whitened", to these after within-class whitening; or
+            "features", to all features, centred.
+        size: Number of components.
     """
     head = head_of(evaluator)
     assert head is not None  # the settings refuse an ensemble
-    layer = head.fc if isinstance(head.fc, nn.Linear) else nn.Linear(head.in_channels, size)
-    if whiten:
+    shape = (head.in_channels if kind == "features" else size, head.in_channels)
+    layer = head.fc
+    if not isinstance(layer, nn.Linear) or layer.weight.shape != shape or layer.bias is None:
+        layer = nn.Linear(*shape[::-1])
+    if kind == "pca":
+        pca_init_(layer, trained["layer"])
+    elif kind == "whitened":
         whitening_init_(layer, trained["layer"], trained["labels"])
     else:
-        pca_init_(layer, trained["layer"])
+        _centre(layer, trained["layer"])
     own = next(evaluator.model.parameters())
     layer.to(evaluator.accelerator.device, own.dtype)
     with torch.no_grad():
@@ -60,6 +65,12 @@ def set_head(
             parameter.copy_(broadcast(parameter.detach().clone()))
     head.fc = layer
     return layer
+
+
+@torch.no_grad()
+def _centre(layer: nn.Linear, features: Tensor) -> None:
+    nn.init.eye_(layer.weight)
+    layer.bias.copy_(-features.double().mean(dim=0))
 
 
 def save_head(run: Path, layer: nn.Linear) -> None:

@@ -27,7 +27,7 @@ def learning_curve(
     From the median of the test classes downwards, each number is half of the one before. It stops at two.
 
     Args:
-        size: Width of the layer, if there are enough photographs; None: the features as they are.
+        size: Width of the layer, if there are enough photographs; None: all features, centred.
         whiten: Fit within-class whitening; default: principal components.
     """
     counts = torch.bincount(test[1])
@@ -66,7 +66,7 @@ def _outputs(
 ) -> Tensor:
     """A layer's outputs for features (n, C), if it is fitted on others (N, C); fewer than `size` if N or C is."""
     if size is None:
-        return features
+        return features - trained.mean(dim=0)
     layer = skip_init(nn.Linear, trained.shape[1], min(size, *trained.shape), dtype=torch.float64)
     fitted = whitening_init_(layer, trained, labels) if whiten else pca_init_(layer, trained)
     outputs: Tensor = fitted(features.double()).float()

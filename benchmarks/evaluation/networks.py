@@ -64,7 +64,7 @@ def load_network(folder: Path) -> RunNetwork:
         if experiment.precision == "float64":
             network.double()
         network.load_state_dict(state["model"])
-        if experiment.model.head == "none" and (head := run.file(HEAD)).exists():
+        if experiment.model.replacement and (head := run.file(HEAD)).exists():
             network.head.fc = load_head(head).to(next(network.parameters()).dtype)
     except ConfigError as error:
         raise ConfigError(f"{settings}: {error}") from error

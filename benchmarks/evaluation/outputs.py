@@ -147,13 +147,13 @@ def test_untrained(
     trained: dict[str, Tensor] | None,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
-    size: int | None,
+    size: int,
 ) -> tuple[Metrics, dict[str, Metrics], ByClass]:
     """Test the network before its training; call it on all processes.
 
     Args:
         trained: `read_features` of the training images; None for an ensemble, which has no such outputs.
-        size: Width of the components, if `settings.features` gives none; None for no components.
+        size: Width of the components, if `settings.features` gives none.
 
     Returns:
         The embeddings' metrics, those of the untrained trunk's outputs, and the latter's results by class. The
@@ -168,7 +168,7 @@ def test_untrained(
     assert found.descriptors is not None
     vectors = {"untrained_features": found.descriptors}
     size = settings.features or size
-    if size is not None and size <= min(trained["features"].shape):
+    if size <= min(trained["features"].shape):
         given = trained["features"], trained["labels"], found.descriptors
         fewer = reduced(accelerator, *given, size)
         vectors |= {f"untrained_{name}": rows for name, rows in fewer.items()}

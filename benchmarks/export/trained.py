@@ -115,16 +115,10 @@ def load_trained(folder: Path) -> Trained:
             "embedding layer"
         )
     if isinstance(head, EmbeddingHead) and not isinstance(head.fc, nn.Linear):
-        if experiment.model.embedding_size is not None:
-            raise ConfigError(
-                f"{folder}: has no embedding layer yet, which its test makes (model.head none); go on with the run "
-                "by --resume"
-            )
-        if part is not None:
-            raise ConfigError(
-                f"{folder}: timm has no {type(part).__name__}, and model.embedding_size null leaves no layer to "
-                "merge it into"
-            )
+        raise ConfigError(
+            f"{folder}: has no embedding layer yet, which its test makes (model.head none); go on with the run by "
+            "--resume"
+        )
     head.normalize = True  # as it was tested
     size = image_size(experiment.data, network.trunk)
     noise = torch.Generator().manual_seed(0)

@@ -105,10 +105,10 @@ def _write_timm(trained: Trained, folder: Path) -> float:
 def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
     """A model of timm's with the embedding layer as its classifier, and its arguments, the nearest one."""
     trunk, head = trained.network.trunk, trained.network.head
-    assert isinstance(head, EmbeddingHead)  # `load_trained` refuses an ensemble
+    # `load_trained` refuses an ensemble, and a head without a layer.
+    assert isinstance(head, EmbeddingHead) and isinstance(head.fc, nn.Linear)
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
-    layer = head.fc if isinstance(head.fc, nn.Linear) else None
-    size = layer.out_features if layer else 0
+    size, bias = head.embedding_size, head.fc.bias
     of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}
     found: list[tuple[float, nn.Module, dict[str, Any]]] = []
     for norm in NORM_BEFORE_POOLING:
@@ -116,13 +116,12 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
         # A trunk without such a pooling or classifier may raise any error.
         with suppress(Exception):
             model: Any = timm.create_model(of_run.trunk, **arguments).eval()
-            weights = trunk.state_dict()
-            if layer is not None:
-                classifier = model.get_classifier()
-                [name] = [name for name, module in model.named_modules() if module is classifier]
-                # A 1x1 convolution in some.
-                weights[f"{name}.weight"] = layer.weight.view_as(classifier.weight)
-                weights[f"{name}.bias"] = torch.zeros(size) if layer.bias is None else layer.bias
+            classifier = model.get_classifier()
+            [name] = [name for name, module in model.named_modules() if module is classifier]
+            weight = head.fc.weight.view_as(classifier.weight)  # a 1x1 convolution in some
+            linear = {"weight": weight, "bias": torch.zeros(size) if bias is None else bias}
+            own = {f"{name}.{key}": tensor for key, tensor in linear.items()}
+            weights = {**trunk.state_dict(), **own}
             if "head_norm_first" in norm:  # the same layer has another name there
                 weights = {k.replace("head.norm.", "norm_pre."): of for k, of in weights.items()}
             model.load_state_dict(weights)

@@ -35,7 +35,7 @@ class Method:
     folder: Path
     run: Run  # one of its runs, for their common facts
     folds: int
-    dimension: int | None  # of a single model's embeddings
+    dimension: int  # of a single model's embeddings
     numbers: Rows  # by kind and seed, of the seeds whose folds are all finished
     diverged: list[int]  # other seeds, of which a run diverged
     left_out: list[str]  # why other seeds are left out
@@ -127,10 +127,9 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     for kind, heading in KINDS.items():
         together, beside = kind == "ensemble", dict[str, dict[str, str]]()
         for name, method in names.items():
-            dimensions = (method.dimension or 0) * (method.folds if together else 1)
             beside[name] = {
                 "models": f"{method.folds} together" if together else f"1 (mean of {method.folds})",
-                "dimensions": f"{dimensions or 'all'}",
+                "dimensions": f"{method.dimension * (method.folds if together else 1)}",
                 "seeds": count_of_seeds(len(method.numbers[kind]), method.diverged),
             }
         rows = {name: method.numbers[kind] for name, method in names.items()}

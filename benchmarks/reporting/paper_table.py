@@ -136,7 +136,7 @@ def _ours(group: Group, output: str, metrics: Sequence[str]) -> dict[str, str]:
         "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged]),
         "trunk": model["trunk"] + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
         "crop": str(data.get("image_size") or ""),
-        "dimension": str(model["embedding_size"] or "all"),
+        "dimension": str(model["embedding_size"]),
     }
     for metric in metrics:
         if found := group.estimate(metric, output):

@@ -194,7 +194,7 @@ class Experiment:
     def _faults(self) -> Iterator[str]:
         """Lines on settings that do not go together."""
         evaluation, weights = self.evaluation, self.model.weights
-        own = ("head", "pool", "bias", "normalize", "attention", "frozen_stages")
+        own = ("head", "replace_layer", "pool", "bias", "normalize", "attention", "frozen_stages")
         has, why = self.model.ensemble is not None, "an ensemble has its own head and cut"
         given, no_layer = (
             self.model.head != "random",
@@ -202,8 +202,6 @@ class Experiment:
         )
         yield from self.data.faults()
         yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), no_layer))
-        if self.model.embedding_size is None and self.model.head != "none":
-            yield f"model.embedding_size: null takes all features, and head {self.model.head} has a width; give one"
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if re.search(r"^before training$|^untrained trunk|†\s*$|, order \d+\s*$", self.label):

@@ -48,7 +48,10 @@ class Model:
             after within-class whitening: for `optimization.steps: 0`, since a training starts better from "pca"; or
             "none": the trunk trains without it, and the test adds the components of the trained features.
             docs/heads.md compares them.
-        embedding_size: Width of the embeddings; with head "none", those of the test, where null takes all features.
+        replace_layer: What takes the layer's place after the training: "pca", principal components of the trained
+            features of the training images; or "features", all of them, centred, which is wider and better, see
+            docs/heads.md. Default: nothing, or with head "none", "pca".
+        embedding_size: Width of the embeddings; with head "none", those of the test.
         pool: How the head pools the feature map.
         bias: Give a "random" layer a bias; the others have one.
         normalize: Give the losses embeddings of unit length. The test always compares unit vectors.
@@ -65,7 +68,8 @@ class Model:
     batch_norm: BatchNorm = "train"
     frozen_stages: PositiveInt | None = None
     head: Head = "random"
-    embedding_size: PositiveInt | None = 64
+    replace_layer: Literal["pca", "features"] | None = None
+    embedding_size: PositiveInt = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
     normalize: bool = True
@@ -73,3 +77,8 @@ class Model:
     attention: ClassSpec | None = None
     ensemble: Ensemble | None = None
     channels_last: bool = False
+
+    @property
+    def replacement(self) -> str | None:
+        """What takes the layer's place after the training; None if the head keeps its own."""
+        return self.replace_layer or ("pca" if self.head == "none" else None)

@@ -104,7 +104,8 @@ def fewer_photographs(study: Study) -> Curve:
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
     measured = (job.folder / "run.json").exists() and job.has_images()
-    if model.head == "random" or not measured:
+    layer = model.replacement or model.head
+    if layer == "random" or not measured:
         return []
     accelerator, network = Accelerator(), load_network(job.folder).network
     images = show_to(network.trunk, build_datasets(data, seed=job.seed), data)
@@ -119,8 +120,8 @@ def fewer_photographs(study: Study) -> Curve:
     evaluator = Evaluator(accelerator, network, batch, workers)
     read = [read_features(evaluator, part) for part in parts]
     train, test = ((part["features"], part["labels"]) for part in read)
-    whiten = model.head == "whitened"
-    curve = learning_curve(train, test, model.embedding_size, whiten=whiten)
+    size = None if layer == "features" else model.embedding_size
+    curve = learning_curve(train, test, size, whiten=layer == "whitened")
     write_json(path, {"run": study.results.name(job), "curve": curve})
     return curve
 

@@ -112,8 +112,7 @@ def _check_batch_norm(
 
 def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) -> Iterator[str]:
     """Lines on tests that would fail at the end."""
-    settings, head = experiment.evaluation, state.model.head
-    size = experiment.model.embedding_size or head.embedding_size
+    settings, size, head = experiment.evaluation, experiment.model.embedding_size, state.model.head
     images, horde = len(datasets.train), find_horde(state.loss)
     ensemble, start = isinstance(head, AttentionEnsemble), experiment.model.head
     if settings.descriptor and horde is not None and images <= size:
@@ -129,10 +128,10 @@ def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) ->
             f"evaluation.features: {settings.features} principal components of the {head.in_channels} features of "
             f"{images} training images; expected at most {most}"
         )
-    if start != "random" and (experiment.model.embedding_size or 0) > most:
+    if size > most and (start in ("pca", "whitened") or experiment.model.replacement == "pca"):
         yield (
-            f"model.head: {start}: {size} principal components of the {head.in_channels} features of {images} "
-            f"training images; expected model.embedding_size of at most {most}"
+            f"model.embedding_size: {size} principal components of the {head.in_channels} features of {images} "
+            f"training images; expected at most {most}"
         )
     if start == "whitened" and images == datasets.train.num_classes:
         yield (

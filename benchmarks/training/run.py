@@ -118,8 +118,8 @@ def test_before_training(
     if from_features or (tested and head_of(evaluator) is not None):
         trained = read_features(evaluator, images.train)
     if from_features:
-        assert trained is not None and model.embedding_size is not None
-        set_head(evaluator, trained, model.embedding_size, whiten=model.head == "whitened")
+        assert trained is not None
+        set_head(evaluator, trained, model.head, model.embedding_size)
     if tested:
         metrics, outputs, by_class = test_untrained(
             evaluator, trained, images.test, experiment.evaluation, model.embedding_size
@@ -145,9 +145,9 @@ def test(
     if best is not None:
         state.load_weights(load_best(path, best["step"], record.identity))
     layer = trained = None
-    if experiment.model.head == "none" and (size := experiment.model.embedding_size):
+    if kind := experiment.model.replacement:
         trained = read_features(evaluator, images.train)
-        layer = set_head(evaluator, trained, size)
+        layer = set_head(evaluator, trained, kind, experiment.model.embedding_size)
     result, entries = test_outputs(
         evaluator, find_horde(state.loss), images.train, images.test, tests, trained
     )

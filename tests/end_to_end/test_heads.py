@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from benchmarks import evaluate, run
+from benchmarks import evaluate
 from benchmarks.evaluation import tester
 from benchmarks.evaluation.networks import load_export, load_network
 from benchmarks.export.__main__ import main as export
@@ -108,19 +108,23 @@ def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
     assert finished([*run, "--resume"], folder)["metrics"].items() > record["metrics"].items()
 
 
-def test_all_features_need_no_layer(short, tmp_path, capsys):
-    folder, settings = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.embedding_size=null"]
-    record = finished([*settings, "--model.head=none"], folder)
-    model, images, _ = last_network(folder)
-    features = pooled(model, images.test)
-    assert record["metrics"] == measured(features, images.test)
-    assert record["outputs"]["untrained_features"] == record["before_training"]
+def test_all_trained_features_take_the_layers_place(short, tmp_path):
+    folder, settings = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=pca"]
+    record = finished([*settings, "--model.replace_layer=features", ATTENTION], folder)
+    record["metrics"].pop("variance_correlation")
+    model, images, checkpoint = last_network(folder)
+    assert len(checkpoint["model"]["head.fc.weight"]) == SIZE, "the layer has trained"
+    seen, new = (
+        model.head.attention(pooled(model, part)).detach() for part in (images.train, images.test)
+    )
+    centred = new - seen.mean(dim=0)
+    assert record["metrics"] == measured(centred, images.test)
+    assert evaluate.main([str(folder), f"--output={tmp_path / 'again.json'}"]) == 0
+    assert read_json(tmp_path / "again.json")["metrics"] == record["metrics"]
     assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
     network, _ = load_export(tmp_path / "exported")
     with torch.no_grad():
-        torch.testing.assert_close(network(stacked(images.test)), features, rtol=0, atol=1e-5)
-    assert run.main([*settings, "--model.head=pca", f"--output={tmp_path / 'other'}"]) == 2
-    assert "model.embedding_size: null" in capsys.readouterr().err
+        torch.testing.assert_close(network(stacked(images.test)), centred, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", ["pca", "none"])
