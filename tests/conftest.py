@@ -18,7 +18,8 @@ from tests.support.pool import Pool
 TOGETHER = {
     **dict.fromkeys(
         ("test_distributed", "test_gradient_ratios", "test_rank_accuracy", "test_evaluation")
-        + ("test_processes", "test_frozen_stages", "test_upstream_numbers", "test_verification"),
+        + ("test_processes", "test_frozen_stages", "test_upstream_numbers", "test_verification")
+        + ("test_closed_form", "test_heads", "test_stops"),
         "pool",
     ),
     **dict.fromkeys(("test_example", "test_export", "test_evaluate"), "trained"),
@@ -46,8 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests come first."""
-    items.sort(key=lambda item: not {"end_to_end", "studies"} & set(item.path.parts))
+    """The longest files come first, those of one worker before all others."""
+    long = {"end_to_end", "studies"}
+    items.sort(key=lambda item: (item.path.stem not in TOGETHER, not long & set(item.path.parts)))
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-IMPORTED = ["tests.support.gradients", "tests.benchmarks.runs", "benchmarks.evaluation.outputs"]
+IMPORTED = ["benchmarks.studies.forked", "tests.support.gradients", "tests.benchmarks.runs"]
 """Modules that the processes share: importing them takes seconds. What is not installed is left out."""
 
 

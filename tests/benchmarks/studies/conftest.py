@@ -1,15 +1,19 @@
 """Searches and studies in which nothing is trained."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks import study
+from benchmarks import fair, study
+from benchmarks.reporting import study_page
 from benchmarks.settings import recipe_files
+from benchmarks.settings.command import Command
 from benchmarks.studies import kept, search
-from benchmarks.studies.jobs import Job
+from benchmarks.studies import study as studies
+from benchmarks.studies.jobs import Job, read
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
 from benchmarks.training import parts
@@ -20,8 +24,9 @@ from tests.benchmarks.studies.toy import descends
 @pytest.fixture
 def trainings(monkeypatch):
     """Nothing is built or trained."""
-    for module, name in ((study, "try_out"), (search, "try_out"), (search, "try_one_step")):
-        monkeypatch.setattr(module, name, lambda *arguments: None)
+    for module in (study, search, fair):
+        monkeypatch.setattr(module, "try_out", lambda *arguments: None)
+    monkeypatch.setattr(search, "try_one_step", lambda *arguments: None)
     monkeypatch.setattr(study, "trying_out", lambda jobs: iter(()))
 
     def install(*arguments: Any) -> Trainings:
@@ -49,16 +54,27 @@ def make_search(tmp_path, space):
     return make
 
 
+@cache
+def parsed(table: str, *arguments: str) -> Command:
+    """What a command line says beside this table of recipes: parsing takes longer than all else that a study does."""
+    return read(arguments)
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """Three rows, two comparisons, and an empty working folder with a made-up history of commits."""
+    """Three rows, two comparisons, and an empty working folder with a made-up history of commits.
+
+    No figure is drawn, and no process starts.
+    """
     (tmp_path / "recipes" / "toy").mkdir(parents=True)
     loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
     trainings = {"base": {"label": "base", **loss}, "new": {"label": "new", "seed": 7, **loss}}
     trainings["third"] = {"label": "third", **loss}
-    (tmp_path / "recipes" / "toy" / "table.yaml").write_text(
-        yaml.safe_dump({"trainings": trainings})
-    )
+    table = tmp_path / "recipes" / "toy" / "table.yaml"
+    table.write_text(yaml.safe_dump({"trainings": trainings}))
+    monkeypatch.setattr(studies, "read", lambda words: parsed(table.read_text(), *words))
+    monkeypatch.setattr(study_page, "study_figures", lambda *about: {})
+    monkeypatch.setattr(Launcher, "prepare", lambda launcher, recipe: None)
     content = {
         **{"question": "Does it help?", "recipes": "toy/table", "seeds": {"count": 2}},
         "choice": {"draws": 2, "equal_budget": False},

@@ -14,6 +14,8 @@ from PIL import Image
 from benchmarks.building.images import build_datasets
 from benchmarks.console.writing import alone
 from benchmarks.records.results import load_run
+from benchmarks.reporting import study_page
+from benchmarks.reporting.forest import study_figures
 from benchmarks.settings.study_reading import read_study
 from benchmarks.studies.jobs import Job, plan
 from benchmarks.studies.kept import Results
@@ -173,7 +175,7 @@ def test_commands_that_add_at_once_lose_nothing(toy):
     assert not list(Path().glob(".toy*"))
 
 
-def test_tests_keep_their_curves_which_the_page_shows(toy, trained_by):
+def test_tests_keep_their_curves_which_the_page_shows(toy, trained_by, monkeypatch):
     def train(jobs: list[Job]) -> None:
         for job in jobs:
             finish(job, 0.5)
@@ -182,6 +184,7 @@ def test_tests_keep_their_curves_which_the_page_shows(toy, trained_by):
             (job.folder / "records" / "evaluation.csv").write_text(curve)
 
     trained_by(train)
+    monkeypatch.setattr(study_page, "study_figures", study_figures)
     assert command() == 0
     for result in json.loads(Path("toy.json").read_text())["results"].values():
         assert result["curves"] == {"step": [10, 20], "seen_recall_at_1": [0.1, 0.5]}
