@@ -56,7 +56,7 @@ def make_search(tmp_path, space):
 
 @cache
 def parsed(table: str, *arguments: str) -> Command:
-    """What a command line says beside this table of recipes: parsing takes longer than all else that a study does."""
+    """What a command line says beside this table of recipes: parsing takes longer than the rest of a study."""
     return read(arguments)
 
 
