@@ -20,7 +20,9 @@ from benchmarks.console import stopping
 from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
+from benchmarks.studies.launching import run_forked
 from tests.benchmarks.runs import ATTENTION, REGULARIZERS, finished, forget
+from tests.support.pool import server
 from tests.support.processes import (
     FROZEN_STATISTICS,
     NO_BATCH_STATISTICS,
@@ -28,6 +30,7 @@ from tests.support.processes import (
     TIMEOUT,
     TINY,
     command,
+    environment,
     horde,
     popen,
     rows,
@@ -123,23 +126,25 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(settings, uninterrupted, tmp_
 def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
     processes, settings, request, tmp_path, capsys
 ):
-    """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times.
+    """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times, each a launch of its own.
 
     Nobody else writes the folder meanwhile.
     """
     folder, kills = tmp_path / "run", request.config.getoption("--kills")
+    quick = kills == processes == 1
     expected = request.getfixturevalue("uninterrupted_pair" if processes == 2 else "uninterrupted")
     arguments = [*settings, *(FROZEN_STATISTICS if processes == 2 else ())]
     arguments += [f"--output={folder}", "--resume"]
     generator = random.Random(0)
     moments = sorted(generator.randrange(0, STEPS // 2) for _ in range(kills))
     for number, at in enumerate(moments, start=1):
-        first, *_ = started = launched(arguments, hosts=processes)
+        started = [Forked(arguments, tmp_path)] if quick else launched(arguments, hosts=processes)
+        first, *_ = started
         wait_for_rows(first, folder, at)
         time.sleep(generator.uniform(0, 0.3))
         if number == kills and processes == 1:  # torchrun's others would not stand still
             assert_in_use(arguments, first, capsys)
-        kill_all(started, folder)
+        first.kill() if quick else kill_all(started, folder)
         if saved := saved_checkpoints(folder):
             step = torch.load(saved[-1], weights_only=True)["step"]
             assert rows(folder) - step <= 2 * EVERY
@@ -151,9 +156,34 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
     assert len(saved_checkpoints(folder)) == 2
 
 
-def assert_in_use(
-    arguments: list[str], process: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+class Forked:
+    """A run in a process and a session of its own, as a study starts it: importing takes seconds."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.log, words = folder / "log", command(arguments)
+        about = (words, self.log, environment())
+        self.process = server().Process(target=run_on_one_thread, args=about)
+        self.process.start()
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self) -> tuple[str, None]:
+        return self.log.read_text(), None
+
+    def kill(self) -> None:
+        """With its data-loader workers."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.process.join()
+
+
+def run_on_one_thread(*about):
+    torch.set_num_threads(1)
+    run_forked(*about)
+
+
+def assert_in_use(arguments, process, capsys) -> None:
     """A second writer is refused, while the first one stands still."""
     os.killpg(process.pid, signal.SIGSTOP)
     forget()

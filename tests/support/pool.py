@@ -40,6 +40,13 @@ class Processes:
         return tensor
 
 
+def server() -> Any:
+    """What forks processes that have imported these modules."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
 class Pool:
     """Up to `size` processes; they start with the first function, and again after a failure."""
 
@@ -80,11 +87,9 @@ class Pool:
     def _start(self) -> None:
         if self._workers:
             return
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
         for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            ours, theirs = server().Pipe()
+            process = server().Process(target=_serve, args=(rank, theirs), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
