@@ -187,6 +187,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(cached, cache, tmp_path):
     torch.testing.assert_close(weights(tmp_path / "run"), whole, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_several_processes_train_as_one(cached, tmp_path, pool):
     trunk = timm.create_model("test_convnext", in_chans=1, num_classes=0, global_pool="")
     save_file(trunk.state_dict(), tmp_path / "weights.safetensors")

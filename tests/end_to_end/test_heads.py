@@ -127,7 +127,7 @@ def test_all_trained_features_take_the_layers_place(short, tmp_path):
         torch.testing.assert_close(network(stacked(images.test)), centred, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("head", ["pca", "none"])
+@pytest.mark.parametrize("head", ["pca", pytest.param("none", marks=pytest.mark.slow)])
 def test_heads_on_several_processes(head, short, tmp_path, pool):
     settings = [*short, *NO_BATCH_STATISTICS, f"--model.head={head}", "--evaluation.features=6"]
     settings += ["--precision=float64", "--optimization.steps=2", "--data.max_classes=6"]
