@@ -50,11 +50,6 @@ def test_nothing_is_imported_from_above():
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_what_is_forbidden_is_found():
-    text = "from benchmarks.settings.data import Data\ndef late(): import benchmarks.training.run\n"
-    assert faults("records", text) == ["2: benchmarks.training.run is in no lower layer"]
-
-
 QUESTIONS = """
 assert run.main(["--list"]) == 0
 assert run.main(["--losess=x"]) == 2

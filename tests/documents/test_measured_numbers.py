@@ -143,18 +143,3 @@ def test_the_requests_to_pml_have_the_numbers_of_the_pages() -> None:
     requests = [INTERVAL.findall(path.read_text()) for path in (ROOT / "upstream").glob("*.md")]
     assert sum(map(len, requests)) > 50
     assert set().union(*requests) <= set(pages)
-
-
-SOURCE = "Measured at `b9afa51` by `make speed`."
-
-
-def test_a_source_is_of_its_section() -> None:
-    number = "at most 0.13 ± 0.08"
-    assert without_source(f"# Page\n\n## One\n\n{SOURCE}\n\n## Two\n\n{number}\n") != []
-    assert without_source(f"# Page\n\n## One\n\n{number}\n\n### Part\n\n{SOURCE}\n") != []
-    assert without_source(f"# Page\n\n## One\n\n{number}\n\n{SOURCE}\n") == []
-    assert without_source(f"# Page\n\n{SOURCE}\n\n## One\n\n{number}\n") == []
-    assert without_source("# Page\n\n| | Recall@1 |\n| --: | --: |\n| HORDE | 24.13 |\n") != []
-    page = f"# Page\n\n## One\n\n### Part\n\n{number}\n"
-    found = [without_source(page, {name}) == [] for name in ("one", "two", "")]
-    assert found == [True, False, True]

@@ -98,12 +98,6 @@ def test_each_is_small_and_changes_the_same_lines_after_others(clone, stacked, t
     assert sorted(name for names in upstream.SYSTEMS.values() for name in names) == sorted(files)
 
 
-def test_second_run_changes_nothing(stacked):
-    for system in ("distributed", "variance"):  # they have files of all kinds
-        assert upstream.main([str(stacked), "--only", system]) == 0
-    assert git(stacked, "status", "--porcelain") == ""
-
-
 def test_refuses_to_overwrite_and_to_commit_beside_changes(clone, tmp_path, capsys):
     tree = shutil.copytree(clone, tmp_path / "outer" / "pml")
     for name in "losses/horde_loss.py", "utils/distributed.py":

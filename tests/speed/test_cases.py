@@ -48,23 +48,6 @@ def test_a_wrong_number_is_a_failure(found: object, expected: object) -> None:
     assert "| other | 0.0e+00 | 1.0e-01 |" in case.results("")
 
 
-def test_an_error_and_the_clock_cost_no_other_step() -> None:
-    kept: list[str] = []
-    case = Case(True, CPU, 60, keep=lambda case: kept.append(case.results("not ended")))
-
-    def divide() -> None:
-        case.tell("a table")
-        assert kept[-1].endswith("a table")  # at once
-        raise ZeroDivisionError("by\nnothing")
-
-    case.run("division", 0, divide)
-    case.run("hour", 3600, divide)
-    case.run("last", 0, lambda: case.check("value", 1, 1, 0))
-    assert kept[-1].startswith("not ended.\n\na table\n\n| compared")
-    assert kept[-1].endswith("| value | 0.0e+00 | 0.0e+00 |\n\nLeft out: hour (no time).")
-    assert case.failures == ["division: ZeroDivisionError: by nothing"]
-
-
 def test_a_case_fails_goes_on_and_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,18 +77,6 @@ def test_a_case_fails_goes_on_and_has_passed(
     assert run() == (True, right)  # not once more
     numbers.append(1)
     assert run("b")[0] and not numbers  # what passed at another commit says nothing
-
-
-def test_a_case_that_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    def run_apart(name: str, options: argparse.Namespace) -> int:
-        ran.append(name)
-        return -11 if len(ran) == 1 else 0
-
-    monkeypatch.setattr(program, "run_apart", run_apart)
-    assert program.main([f"--page={tmp_path}/page.md"]) == -11
-    assert ran == [name for name, case in CASES.items() if case.device == "cpu"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speed.measuring import process_bytes, table, tensor_bytes
+from speed.measuring import process_bytes, tensor_bytes
 
 FLOATS = 4 * 1000
 
@@ -57,18 +57,3 @@ def read_and_allocate(given: Tensor) -> None:
 def test_a_process_is_measured_with_numpy_and_without_what_it_is_given():
     call = partial(read_and_allocate, torch.ones(100 * 2**18))
     assert process_bytes(call) == pytest.approx(100 * 2**20, rel=0.1)
-
-
-def test_tables():
-    seconds, memory = {"bare": [2, 2], "plain": [3, 3.4]}, {"bare": 0, "plain": 80_000_000}
-    assert table(seconds, memory).markdown().splitlines() == [
-        "|  | time | least to most | memory | MB |",
-        "| :-- | --: | --: | --: | --: |",
-        "| bare | 1.00 | 2 s | 0.000 | 0.0 |",
-        "| plain | 1.60 | 1.50 to 1.70 | 1.000 | 80.0 |",
-    ]
-    floors = {"bare": 0.0, "plain": 0.1}
-    assert table(seconds, memory, floors).markdown().splitlines()[2:] == [
-        "| bare | 2000.00 | 1.000 | 1.000 to 1.000 | 0.00 | 0.00 |  | 0 |",
-        "| plain | 3200.00 | 1.600 | 1.500 to 1.700 | 1200.00 | 100.00 | 12.0 | 80 |",
-    ]

@@ -17,7 +17,6 @@ from benchmarks.records.files import write_json
 from benchmarks.records.results import Run, digests, load_run
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.identification import judge
 from benchmarks.reporting.neighbours import differing_neighbours, report_neighbours
 from benchmarks.reporting.study_classes import confused
@@ -321,22 +320,6 @@ def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
     assert "run that training again" in line or "delete it" in line
     assert captured.out == ""
     assert not (folder / "report.html").exists()
-
-
-def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes():
-    """Labels are neither hidden, nor mathematics, nor HTML."""
-    table = {"step": [0, 1], "loss": [1.0, 1.0]}
-    fits, folded = f"{'g' * 19} {'g' * 20}", f"{'h' * 20} {'h' * 20}"
-    labels = ["a", "_base $x$, <b> \x1b", *"cdef", fits, folded]
-    tables = {label: [{} if label in "ac" else table] for label in labels}
-    svg = curves_svg(tables, {"t": "loss"}, singles=True)
-    assert "_base $x$, &lt;b&gt; \\x1b</text>" in svg
-    assert f">{fits}</text>" in svg and f">{'h' * 20}</text>" in svg
-    look = r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)"
-    looks = re.findall(look, svg)
-    colours = [COLOURS[i].lower() for i in (1, 3, 4, 5, 0, 1)]
-    assert [colour for _, colour in looks] == colours * 2, "in the panel, and in the key"
-    assert len({*looks}) == 6
 
 
 class Images:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.reporting.forest import COLOUR, LETTERS, study_figures
+from benchmarks.reporting.forest import COLOUR, study_figures
 from benchmarks.reporting.paired import assess
 from benchmarks.reporting.verdicts import Finding
 from benchmarks.settings.study_files import CONTROL, StudyRow
@@ -114,14 +114,6 @@ def test_the_axis_names_the_metric_of_what_is_drawn_and_the_file_is_the_same_aga
     assert b"percentage points of MAP@R; right" in figures["_mechanisms"]
     both = [FOUR[1], replace(other, comparison=replace(other.comparison, family="main"))]
     assert b">percentage points; right" in study_figures(study, both, {})[""]
-
-
-def test_long_text_is_wrapped_and_escaped():
-    claim = "a claim that is longer than a phone is wide <b>&amp; \x1b"
-    told = texts(drawn([finding("1", 0.0, claim=claim)]))
-    lines = [text for text in told if "phone" in text or "&amp;" in text]
-    assert len(lines) == 2 and all(len(line) <= LETTERS for line in lines)
-    assert lines[1].endswith("<b>&amp; \\x1b (1)")
 
 
 def curves(steps: list[int], seen: list[float], unseen: list[float]) -> dict[str, Any]:

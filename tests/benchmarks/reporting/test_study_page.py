@@ -204,14 +204,6 @@ def test_what_diverged_is_told():
     assert "nan" not in page
 
 
-def test_what_was_not_registered_is_marked():
-    study, results = made(ALL)
-    main, *_ = tables(page_of(study, results, registered={"1": True}))
-    assert [row[1] for row in main][:2] == ["worth having", "negligible, exploratory"]
-    none = page_of(study, results, registered={})
-    assert "all are exploratory" in none and "negligible, exploratory" not in none
-
-
 def test_what_is_not_measured_yet_is_named():
     lost = Candidate({RATE: 3.0}, None, [0, 1])
     tried = {"c": [lost], "b": [Candidate({RATE: 1.0}, 0.2, []), lost]}
@@ -222,17 +214,6 @@ def test_what_is_not_measured_yet_is_named():
     assert "Not measured yet: `2`; `3`!; `own, sketch`; `A/A`!; `+`!." in told
     assert "| + | (`a` - `base`) - (`c` - `base`) | Recall@1 |" in page
     assert "| `c` |  | learning_rate |  | 3: diverged (draws 0, 1) | 1 |" in page
-
-
-def test_a_base_loss_that_chose_the_end_of_its_list_is_named():
-    rows = {row: StudyRow("x", choose={RATE: [0.1, 0.2, 0.3]}) for row in ("base", *"abc")}
-    told = r"The (\w+) learning_rate of the grid was best for (.*): a (\w+) one may be better"
-    ends = {0.1: [("lowest", "`base`", "lower")], 0.2: [], 0.3: [("highest", "`base`", "higher")]}
-    for chosen, said in ends.items():
-        tried = {row: [Candidate({RATE: chosen}, 0.2, [])] for row in ("base", "a")}
-        page = page_of(*made({"a": 1.5}, rows=rows), tried=tried)
-        assert re.findall(told, page) == said
-    assert not re.search(told, page_of(*made({"a": 0.0}, rows=rows), tried=tried))
 
 
 LABELS = {"base": "plain <loss>", "a": "loss + A", "b": "loss + B", "c": "loss + C"}
@@ -268,18 +249,6 @@ def test_a_gain_is_told_with_its_size_and_sureness():
     assert f"to 52.5, by +4.5 (+4.3 to +4.7 with a confidence of 95 %, over {N} repeated" in method
     better = f"Yes: loss + A beside plain <loss>, +2.50 ± {WIDTH} points of Recall@1 (from 50.00 "
     assert beside.startswith(f"{better}to 52.50 %). 1 other ")
-
-
-@pytest.mark.parametrize(
-    ("gains", "sentence"),
-    [
-        ({"a": 0.4, "b": 0.0}, "Yes: loss + A beside plain <loss>, +0.40 "),
-        ({"a": 0.0, "b": -2.0}, "No: no method helps. The largest gain that a 95 % interval still allow"),
-        ({"a": -2.0, "b": -3.0}, "still allows is 0.00 points of Recall@1 (loss + A beside plain <lo"),
-    ],
-)  # fmt: skip
-def test_advice_by_gain(gains, sentence):
-    assert sentence in told(*without_papers(gains))[2]
 
 
 def starred(study: StudyFile, results: Any) -> set[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.reporting.recipe_list import recipe_table
 from benchmarks.settings import recipe_files
 from benchmarks.settings.command import parse
 from benchmarks.tables import main
@@ -123,15 +122,6 @@ def test_without_runs_the_table_is_the_papers(show, capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_the_list_of_recipes_has_every_row():
-    assert [" ".join(line.split()) for line in recipe_table().splitlines()][2:12] == [
-        *("toy/table1: glyphs, test_resnet", "base 49.5 2,400"),
-        *("horde 50.0 2,400", "jrd 2,400", ""),
-        *("toy/table1: cub, test_resnet", "birds 2,400", ""),
-        *("toy/table2: glyphs, test_resnet", "again = table1/base"),
-    ]
-
-
 def test_mean_interval_and_difference_by_hand(show):
     for seed, recall in enumerate((0.48, 0.50, 0.52)):
         make("base", seed, recall)
@@ -176,13 +166,6 @@ def test_oracle_numbers_have_a_column(show):
     assert (ours["Recall@1 (%)"], difference["Recall@1 (%)"]) == ("48.00", "-1.50")
     make("base", 1, 0.48)
     assert "oracle" not in show(), "one of two seeds has none"
-
-
-def test_settings_without_effect_may_differ(show):
-    other = ("--data.root=elsewhere", "--evaluation.batch_size=7", "--evaluation.every=5")
-    make("base", 0, 0.48)
-    make("base", 1, 0.52, *other, "--checkpoint_every=3", "--label=other", "--output=elsewhere")
-    assert lines(show())[2] == ("", "ours", "50.00 ± 25.41")
 
 
 def test_weights_that_seeds_take_in_turn_are_averaged(show, tmp_path):
