@@ -58,28 +58,25 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "stages", "behind"),
-    [
+def test_a_cut_trunk_computes_the_same():
+    for name, stages, behind in (
         ("test_resnet", 2, "layer2"),
         ("test_convnext", 1, "stages.0"),
         ("test_vit", 3, "blocks.2"),
         ("mobilenetv3_small_050", 3, "blocks.2"),  # its last layers stand behind its features
-    ],
-)
-def test_a_cut_trunk_computes_the_same(name, stages, behind):
-    fixed = {"dynamic_img_size": False} if name == "test_vit" else {}
-    trunk = timm.create_model(name, num_classes=0, global_pool="", **fixed).eval()
-    x = torch.randn(2, 3, *trunk.default_cfg["input_size"][1:])
-    frozen = FrozenStages(trunk, stages, x)
-    assert stage_names(trunk)[stages - 1] == behind
-    maps = frozen.lower(x)
-    torch.testing.assert_close(frozen.upper(maps), trunk(x))
-    frozen.upper(maps).sum().backward()
-    trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
-    assert trained and trained == {n for n, p in trunk.named_parameters() if p.grad is not None}
-    assert not any(n == behind or n.startswith(f"{behind}.") for n in trained)
-    assert not trained & set(frozen.frozen.state_dict())
+    ):
+        fixed = {"dynamic_img_size": False} if name == "test_vit" else {}
+        trunk = timm.create_model(name, num_classes=0, global_pool="", **fixed).eval()
+        x = torch.randn(2, 3, *trunk.default_cfg["input_size"][1:])
+        frozen = FrozenStages(trunk, stages, x)
+        assert stage_names(trunk)[stages - 1] == behind
+        maps = frozen.lower(x)
+        torch.testing.assert_close(frozen.upper(maps), trunk(x))
+        frozen.upper(maps).sum().backward()
+        trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
+        assert trained and trained == {n for n, p in trunk.named_parameters() if p.grad is not None}
+        assert not any(n == behind or n.startswith(f"{behind}.") for n in trained)
+        assert not trained & set(frozen.frozen.state_dict())
 
 
 class Twice(nn.Module):

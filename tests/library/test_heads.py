@@ -150,9 +150,8 @@ class Hugging(Fixed):
         return SimpleNamespace(**{name: super().forward(images)})
 
 
-@pytest.mark.parametrize(
-    ("trunk", "expected"),
-    [
+def test_trunks_made_by_hand() -> None:
+    for trunk, expected in (
         (Fixed(7, 3, 3), (7, "NCHW", 0)),
         (Fixed(3, 3, 7), (7, "NHWC", 0)),
         (Fixed(3, 3, 3), (3, "NCHW", 0)),
@@ -162,24 +161,19 @@ class Hugging(Fixed):
         (Hugging(201, 5, side=98, config=SimpleNamespace(image_size=98)), (5, "NLC", 5)),
         (nn.Conv2d(1, 9, 3), (9, "NCHW", 0)),
         (nn.Conv2d(3, 9, 3, dtype=torch.float64, device="meta"), (9, "NCHW", 0)),
-    ],
-)
-def test_trunks_made_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
-    assert trunk_output(trunk) == TrunkOutput(*expected)
+    ):
+        assert trunk_output(trunk) == TrunkOutput(*expected)
 
 
-@pytest.mark.parametrize(
-    ("trunk", "message"),
-    [
+def test_outputs_that_are_no_map_and_no_tokens() -> None:
+    for trunk, message in (
         (Fixed(7), r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_p"),
         (Hugging(7, logits=True), r"got SimpleNamespace; take the model without a head"),
         (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\); make it"),
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
-    ],
-)
-def test_outputs_that_are_no_map_and_no_tokens(trunk: nn.Module, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EmbeddingHead.for_trunk(trunk, 4)
+    ):
+        with pytest.raises(ValueError, match=message):
+            EmbeddingHead.for_trunk(trunk, 4)
 
 
 def test_outputs_of_hugging_face_are_embedded() -> None:

@@ -224,17 +224,14 @@ def test_the_newest_run_of_a_seed_counts(show):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes(capsys):
+    for arguments, message in (
         (["toy/table9"], "recipe: no table 'toy/table9'; there are toy/table1, toy/table2"),
         (["toy/table1/none*"], "recipe: no 'none*' in toy/table1; there are base, horde"),
         (["toy/table1", "--runs", "nowhere"], "--runs: nowhere is not a folder"),
-    ],
-)
-def test_mistakes(capsys, arguments, message):
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"error: {message}")
-    assert captured.err.count("\n") == 1
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"error: {message}")
+        assert captured.err.count("\n") == 1

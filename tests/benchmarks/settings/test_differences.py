@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
@@ -38,33 +36,29 @@ def test_nulls_nan_and_types_are_no_difference():
     assert config_changes({"c": [1]}, {"c": [True]}) == [Change("c", [1], [True])]
 
 
-@pytest.mark.parametrize(
-    ("now", "resumption", "results", "methods"),
-    [
+def test_what_differs_where():
+    for now, resumption, results, methods in (
         ({"data": {"fold": 0, "root": "elsewhere"}}, [], [], []),
         ({"seed": 1}, ["seed"], [], []),
         ({"data": {"fold": 1, "root": "data"}}, ["data.fold"], ["data.fold"], []),
         ({"precision": "bf16"}, *[["precision"]] * 3),
         ({"evaluation": {"every": 6}}, ["evaluation.every"], [], []),
         ({"evaluation": {"every": 6}, "protocol": "fair"}, *[["evaluation.every", "protocol"]] * 3),
-    ],
-)
-def test_what_differs_where(now, resumption, results, methods):
-    for differences, expected in (
-        (config_changes, resumption),
-        (changes_of_results, results),
-        (changes_of_methods, methods),
     ):
-        assert [change.key for change in differences(config(), config(**now))] == expected
+        for differences, expected in (
+            (config_changes, resumption),
+            (changes_of_results, results),
+            (changes_of_methods, methods),
+        ):
+            assert [change.key for change in differences(config(), config(**now))] == expected
 
 
 def with_loss(path: str = "some.Loss", weight: float = 1.0, **arguments: Any) -> dict[str, Any]:
     return {"losses": [{"loss": {"class_path": path, "init_args": arguments}, "weight": weight}]}
 
 
-@pytest.mark.parametrize(
-    ("now", "changes"),
-    [
+def test_arguments_of_classes_are_compared_one_by_one():
+    for now, changes in (
         (with_loss(a=1, b=3), [("loss.init_args.b", ABSENT, 3)]),
         (with_loss(a=None), [("loss.init_args.a", 1, None)]),
         # Of another class, all arguments would differ.
@@ -72,11 +66,9 @@ def with_loss(path: str = "some.Loss", weight: float = 1.0, **arguments: Any) ->
             with_loss("another.Loss", weight=2.0, a=2, b=3),
             [("loss.class_path", "some.Loss", "another.Loss"), ("weight", 1.0, 2.0)],
         ),
-    ],
-)
-def test_arguments_of_classes_are_compared_one_by_one(now, changes):
-    expected = [Change(f"losses[0].{key}", old, new) for key, old, new in changes]
-    assert config_changes(with_loss(a=1), now) == expected
+    ):
+        expected = [Change(f"losses[0].{key}", old, new) for key, old, new in changes]
+        assert config_changes(with_loss(a=1), now) == expected
 
 
 def test_no_two_settings_that_can_change_a_result_are_one() -> None:

@@ -43,9 +43,8 @@ def test_studies_of_the_runner_are_read():
     assert (of["3"].reported_on(), of["15"].reported_gain()) == ("cub", None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path):
+    for changes, message in (
         ({"comparisons": None}, "comparisons: expected a mapping of names"),
         ({"rows": {"a": {"take": ["b"]}}}, "rows: Option 'take' is not accepted"),
         (rows({"takes": ["binomial_horde"]}), "rows.binomial.takes: no row 'binomial_horde' above"),
@@ -85,14 +84,12 @@ def test_studies_of_the_runner_are_read():
         (compared("binomial_horde", beyond=["a", "b"], family="x"), "comparisons.1: no row 'a'"),
         (rows({"settings": [DRAW]}), "its rows have different --data.test_classes"),
         (rows({}, settings=[DRAW], takes=["binomial"]), "may have seen this row's test classes"),
-    ],
-)
-def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, message):
-    with pytest.raises(ConfigError) as caught:
-        read_study(write(tmp_path, **changes))
-    [line] = str(caught.value).splitlines()
-    assert line.startswith(f"{tmp_path}/mine.yaml: ")
-    assert message in line
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read_study(write(tmp_path, **changes))
+        [line] = str(caught.value).splitlines()
+        assert line.startswith(f"{tmp_path}/mine.yaml: ")
+        assert message in line
 
 
 def test_a_row_that_is_taken_over_by_two_ways_counts_once(tmp_path):

@@ -31,17 +31,14 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(number):
         at_least(0)(number)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_would_make_another_value_is_refused():
+    for text, message in (
         ("a: &a {b: 1}\nc:\n  <<: *a\n  d: 2", "<<"),
         ("a: !!set {b}", "the tag 'tag:yaml.org,2002:set'"),
         ("a: !!timestamp 2024-01-01", "the tag 'tag:yaml.org,2002:timestamp'"),
-    ],
-)
-def test_what_would_make_another_value_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        load_yaml(text)
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_yaml(text)
 
 
 @pytest.mark.parametrize("key", ["no", "1.5"])

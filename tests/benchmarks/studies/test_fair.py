@@ -154,18 +154,15 @@ def test_evaluation_goes_on_after_a_failure(tmp_path, trainings, capsys):
     assert f"being written by another process ({os.getpid()})" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_wrong_commands_are_one_line(monkeypatch, capsys):
+    for arguments, message in (
         (["evaluate", RECIPE, "--", "--evaluation.oracle=true"], "evaluation.oracle"),
         (["search", RECIPE, "--space=x", "--", "--protocol=paper"], "--protocol=paper: is set"),
         (["search", RECIPE, "--space=x"], "pip install '.[benchmarks,search]'"),
         (["compare", "a", "--", "--seed=1"], "--seed=1: compare trains nothing"),
         (["compare", "nowhere"], "nowhere: found no run"),
-    ],
-)
-def test_wrong_commands_are_one_line(arguments, message, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert fair.main(arguments) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and message in line
+    ):
+        monkeypatch.setitem(sys.modules, "optuna", None)
+        assert fair.main(arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and message in line

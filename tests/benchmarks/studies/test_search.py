@@ -24,9 +24,8 @@ from benchmarks.studies.search import read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, value_of
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_wrong_spaces(space):
+    for text, message in (
         ("{}", "at least one setting"),
         ("evaluation.every: {low: 1, high: 2}", "says what a trial is measured on"),
         *(
@@ -37,12 +36,10 @@ from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, value_of
                 *("{low: 1, high: 1.5, int: true}", "{low: 1, high: 2, log: 'off'}"),
             )
         ),
-    ],
-)
-def test_wrong_spaces(text, message, space):
-    space.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_space(space)
+    ):
+        space.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_space(space)
 
 
 def test_ranges(space):

@@ -40,22 +40,18 @@ def losses(**weights: float) -> str:
     return f"--losses=[{', '.join(terms)}]"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_a_loss_that_never_acts_is_refused() -> None:
+    for settings in (
         [losses(triplet=1), "--data.samples_per_class=1"],
         [losses(triplet=1, confusion=1), "--data.samples_per_class=60"],
         [losses(triplet=0)],
-    ],
-)
-def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"losses\[0\]: a .* of 0 in all trial batches"):
-        try_one_step(parse([*TINY, *settings]).experiment)
+    ):
+        with pytest.raises(ConfigError, match=r"losses\[0\]: a .* of 0 in all trial batches"):
+            try_one_step(parse([*TINY, *settings]).experiment)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_a_loss_that_acts_in_some_batch_is_tried() -> None:
+    for settings in (
         [losses(arcface=1), "--data.samples_per_class=1"],
         [losses(triplet=1, jrs=0)],
         [
@@ -64,10 +60,8 @@ def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
             "init_args: {type_of_triplets: hard}}",
         ],
         [losses(triplet=1), "--data.samples_per_class=null"],
-    ],
-)
-def test_a_loss_that_acts_in_some_batch_is_tried(settings: list[str]) -> None:
-    try_one_step(parse([*TINY, *settings]).experiment)
+    ):
+        try_one_step(parse([*TINY, *settings]).experiment)
 
 
 def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
