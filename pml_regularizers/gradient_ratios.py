@@ -101,7 +101,7 @@ def _parts(
             yield from _parts(part, joined(path, str(key)), (*weights, (module, key)))
     elif isinstance(module, FeatureLoss) and isinstance(module.reducer, MultipleReducers):
         reducers = dict(module.reducer.reducers.items())
-        for name in module._sub_loss_names():
+        for name in module.sub_loss_names():
             yield reducers.get(name, module.reducer.default_reducer), joined(path, name), weights
     else:
         yield module, path, weights

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import losses, miners, regularizers
 from torch import Tensor, nn
 
 from pml_regularizers import (
@@ -108,7 +108,8 @@ class TestGradientNormRatios:
 class TestCaptureLossTerms:
     def test_terms_add_up_to_the_total(self) -> None:
         network, (x, labels) = Attended(), images()
-        inner = losses.MultipleLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])
+        regularized = horde(embedding_regularizer=regularizers.LpRegularizer())
+        inner = losses.MultipleLosses([losses.ContrastiveLoss(), regularized], weights=[0.5, 2.0])
         loss = losses.MultipleLosses(
             {"plain": losses.TripletMarginLoss(), "inner": inner},
             weights={"plain": 3, "inner": 0.1},
@@ -117,7 +118,7 @@ class TestCaptureLossTerms:
         embeddings = network(x)
         with capture_loss_terms(DistributedLoss(loss)) as terms:
             total = loss(embeddings, labels)
-        orders = [f"inner.1.order_{k}" for k in (1, 2, 3)]
+        orders = [f"inner.1.{x}" for x in ("order_1", "order_2", "order_3", "embedding_reg_loss")]
         assert list(terms) == ["plain", "inner.0", *orders]
         assert_close(total, sum(terms.values()).detach())
         pairs = losses.ContrastiveLoss()(embeddings, labels).detach()
