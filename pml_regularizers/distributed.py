@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from .functional.checks import Around, check_batch
+from .functional.checks import Around, check_batch, check_module
 from .functional.precision import full_precision, without_autocast
 from .unoptimized import watch
 
@@ -132,6 +132,7 @@ class DistributedLoss(Around):
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
+        check_module("loss", loss)
         self.miner = miner  # first, since the loss may have one itself
         self.loss = loss
 
@@ -307,10 +308,7 @@ def prepare_loss(loss: nn.Module, accelerator: Any = None) -> nn.Module:
         >>> from pytorch_metric_learning import losses
         >>> criterion = prepare_loss(DistributedLoss(losses.ArcFaceLoss(3, 4)))
     """
-    if not isinstance(loss, nn.Module):
-        raise ValueError(
-            f"loss: expected a module, got {type(loss).__name__}; write prepare_loss(loss, accelerator)"
-        )
+    check_module("loss", loss, "write prepare_loss(loss, accelerator)")
     if accelerator is not None:
         loss = loss.to(accelerator.device)
     if world_size() == 1:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .chunked_batch import ChunkedBatch, modes_of
+from .functional.checks import check_module, whole_numbers
 
 
 class GradientCache:
@@ -66,13 +67,9 @@ class GradientCache:
     """
 
     def __init__(self, model: nn.Module, loss: nn.Module, chunk_size: int) -> None:
-        for name, module in (("model", model), ("loss", loss)):
-            if not isinstance(module, nn.Module):
-                raise ValueError(
-                    f"{name}: expected a torch.nn.Module, got {type(module).__name__}; wrap it in one"
-                )
-        if not isinstance(chunk_size, int) or chunk_size < 1:
-            raise ValueError(f"chunk_size: expected a whole number above 0, got {chunk_size!r}")
+        check_module("model", model)
+        check_module("loss", loss)
+        whole_numbers(chunk_size=chunk_size)
         self.model = model
         self.loss = loss
         self.chunk_size = chunk_size

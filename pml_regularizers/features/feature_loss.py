@@ -151,7 +151,7 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
         Args:
             embeddings, labels: (N, E), and (N,) integers.
             indices_tuple: Pairs or triplets from a PML miner.
-            ref_emb, ref_labels: Not supported where a loss reads features, which belong to one batch.
+            ref_emb, ref_labels: A reference set, which only `EnsembleLoss` takes: features belong to one batch.
             features: The features of the same N samples, with their gradient, or a dict of them by the names in
                 `feature_names`; default: what the tap recorded in the pass that made the embeddings.
 
@@ -162,8 +162,8 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
         reference = () if ref_emb is None else (full_precision(ref_emb), ref_labels)
         if not (self.takes_reference or (ref_emb is None and ref_labels is None)):
             raise ValueError(
-                f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
-                "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
+                f"ref_emb: {type(self).__name__} reads one batch, and no reference set; pass embeddings and labels "
+                "only (and efficient=False to PML's DistributedLossWrapper)"
             )
         if labels is None and self.compares_classes:
             raise ValueError(

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import own_embeddings, world_size
-from ..functional.checks import one_of
+from ..functional.checks import check_module, one_of
 from ..functional.precision import full_precision
 from .feature_maps import HEADS, first_tensor, pooled_map
 
@@ -117,13 +117,10 @@ class FeatureTap:
     ) -> None:
         if pool is not None:
             one_of("pool", pool, ["avg"])
-        modules = [*stages.values(), *([] if embedder is None else [embedder])]
-        for module in modules:
-            if not isinstance(module, nn.Module):
-                raise ValueError(
-                    f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
-                    "pass a stage of the network, such as head.feature_map"
-                )
+        for name, module in stages.items():
+            check_module(name, module, "attach to a stage of the network, such as head.feature_map")
+        if embedder is not None:
+            check_module("embedder", embedder, "pass the module that returns the embeddings")
         self._names = tuple(stages)
         self._frozen = frozen
         self._pool = pool

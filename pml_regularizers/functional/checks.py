@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import inf
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -30,10 +30,19 @@ class OwnArguments:
             raise ValueError(f"distance: {type(self).__name__} has no use for one; leave it out")
 
 
-def at_least(name: str, value: Any, least: float) -> None:
-    """Raise ValueError unless the value is a number >= least; NaN and booleans are refused too."""
-    if isinstance(value, bool) or not (isinstance(value, Real) and float(value) >= least):
-        raise ValueError(f"{name}: expected at least {least}, got {value!r}")
+def whole_numbers(least: int = 1, **given: Any) -> None:
+    """Raise ValueError unless all arguments are whole numbers >= least."""
+    for name, x in given.items():
+        if isinstance(x, bool) or not (isinstance(x, Integral) and int(x) >= least):
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {x!r}")
+
+
+def number(name: str, value: Any, *, least: float = -inf, above: float = -inf) -> None:
+    """Raise ValueError unless the value is a finite number >= least and > above."""
+    real = isinstance(value, Real | Tensor) and not isinstance(value, bool)
+    if not (real and least <= float(value) < inf and float(value) > above):  # NaN is neither
+        limit = f" of at least {least}" if least > -inf else f" above {above}" * (above > -inf)
+        raise ValueError(f"{name}: expected a number{limit}, got {value!r}")
 
 
 def one_of(name: str, word: Any, words: Iterable[object]) -> Any:
@@ -62,6 +71,12 @@ def weights(name: str, given: Any, count: int) -> list[float]:
 def came(x: object) -> str:
     """What came instead of a tensor that fits."""
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def check_module(name: str, x: object, way_out: str = "wrap it in one") -> None:
+    """Raise a ValueError for anything but a module."""
+    if not isinstance(x, nn.Module):
+        raise ValueError(f"{name}: expected a torch.nn.Module, got {type(x).__name__}; {way_out}")
 
 
 def check_batch(embeddings: Any, labels: Any) -> None:

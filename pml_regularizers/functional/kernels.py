@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..offered.losses.jrs_loss import gaussian_mixture, mean_distance
-from .checks import OwnArguments, at_least
+from .checks import OwnArguments, number, whole_numbers
 from .precision import full_precision, in_float64, without_autocast
+from .products import is_transformed
 
 
 class _SquaredDistances(torch.autograd.Function):
@@ -33,10 +34,7 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        gram = x @ x.T
-        squares = diagonal(gram)
-        distances = (squares[:, None] + squares).sub_(gram, alpha=2)
-        return distances.clamp(min=0)  # not in place: torch 2.11 compiles that to a gradient of 0
+        return _closed_form(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -48,10 +46,18 @@ class _SquaredDistances(torch.autograd.Function):
         return gradient
 
 
+def _closed_form(x: Tensor) -> Tensor:
+    gram = x @ x.T
+    squares = diagonal(gram)
+    distances = (squares[:, None] + squares).sub_(gram, alpha=2)
+    return distances.clamp(min=0)  # not in place: torch 2.11 compiles that to a gradient of 0
+
+
 def squared_distances(x: Tensor) -> Tensor:
     """|x_i - x_j|^2: (N, D) -> (N, N), never negative, without an N x N x D tensor."""
     # From one of the rows: a common offset costs no digits, and equal rows stay equal.
-    distances: Tensor = _SquaredDistances.apply(x - x[:1].detach())
+    x = x - x[:1].detach()
+    distances: Tensor = _closed_form(x) if is_transformed() else _SquaredDistances.apply(x)
     return distances
 
 
@@ -111,8 +117,8 @@ class DistanceKernel(ReproducingKernel):
 
     def __init__(self, bandwidth: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if bandwidth is not None and not bandwidth > 0:
-            raise ValueError(f"bandwidth: expected a positive number or None, got {bandwidth}")
+        if bandwidth is not None:
+            number("bandwidth", bandwidth, above=0)
         self.bandwidth = bandwidth
         self.add_to_recordable_attributes(name="bandwidth", is_stat=False)
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
@@ -156,7 +162,7 @@ class GaussianMixtureKernel(DistanceKernel):
 
     def __init__(self, components: int = 3, bandwidth: float | None = None, **kwargs: Any) -> None:
         super().__init__(bandwidth, **kwargs)
-        at_least("components", components, 1)
+        whole_numbers(components=components)
         self.components = components
         self.add_to_recordable_attributes(name="components", is_stat=False)
 

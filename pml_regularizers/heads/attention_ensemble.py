@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features.feature_maps import FeatureModule
-from ..functional.checks import at_least
+from ..functional.checks import whole_numbers
 from .embedding_head import EmbeddingHead
 from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out
@@ -26,7 +26,7 @@ from .trunk_output import layout, trial_image, try_out
 
 def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
     """The output (N, M E) of an ensemble -> its heads (N, M, E) of unit length; a ValueError for other widths."""
-    at_least("num_heads", num_heads, 1)
+    whole_numbers(num_heads=num_heads)
     if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
         raise ValueError(
             f"embeddings: expected (N, {num_heads} x E), the heads' embeddings one after the other, got shape "
@@ -103,8 +103,11 @@ class AttentionEnsemble(FeatureModule):
         map_channels: int | None = None,
     ) -> None:
         super().__init__()
-        at_least("num_heads", num_heads, 1)
-        if embedding_size < 1 or embedding_size % num_heads:
+        attention_channels = stem_channels if attention_channels is None else attention_channels
+        whole_numbers(num_heads=num_heads, embedding_size=embedding_size)
+        whole_numbers(stem_channels=stem_channels, body_channels=body_channels)
+        whole_numbers(attention_channels=attention_channels)
+        if embedding_size % num_heads:
             raise ValueError(
                 f"embedding_size: expected a multiple of num_heads={num_heads}, got {embedding_size}"
             )
@@ -113,11 +116,12 @@ class AttentionEnsemble(FeatureModule):
         self.stem = stem
         self.body = body
         self.attention = nn.Identity() if attention is None else attention
-        self.mask = nn.Conv2d(attention_channels or stem_channels, num_heads * stem_channels, 1)
+        self.mask = nn.Conv2d(attention_channels, num_heads * stem_channels, 1)
         self.head = EmbeddingHead(body_channels, embedding_size // num_heads, data_format="NCHW")
         concatenated = num_heads * body_channels
         self.reduction: nn.Module = nn.Identity()
         if map_channels is not None:
+            whole_numbers(map_channels=map_channels)
             self.reduction = nn.Conv2d(concatenated, map_channels, 1, bias=False)
             nn.init.xavier_uniform_(self.reduction.weight)
         self.feature_map = nn.Identity()
@@ -167,12 +171,18 @@ class AttentionEnsemble(FeatureModule):
 
     def forward(self, images: Tensor) -> Tensor:
         x: Tensor = self.stem(images)
-        # (N, M, C, H, W); fails unless the attention keeps the resolution.
-        masks = self.mask(self.attention(x)).sigmoid().view(len(x), self.num_heads, *x.shape[1:])
+        masks = self.mask(self.attention(x)).sigmoid()
+        if masks.shape[2:] != x.shape[2:]:
+            raise ValueError(
+                f"attention: expected maps as large as the stem's, {tuple(x.shape[2:])}, got "
+                f"{tuple(masks.shape[2:])}; give it layers that keep the size"
+            )
+        masks = masks.view(len(x), self.num_heads, *x.shape[1:])  # (N, M, C, H, W)
         maps: Tensor = self.body((masks * x.unsqueeze(1)).flatten(0, 1))  # section 3.3
         if self.feature_map._forward_hooks:
-            self.feature_map(self.reduction(maps.reshape(len(x), -1, *maps.shape[2:])))
-        heads: Tensor = self.head(maps).view(len(x), -1)
+            joined = len(x), self.num_heads * maps.shape[1], *maps.shape[2:]
+            self.feature_map(self.reduction(maps.reshape(joined)))
+        heads: Tensor = self.head(maps).view(len(x), self.embedding_size)
         return heads / math.sqrt(self.num_heads)
 
     def extra_repr(self) -> str:

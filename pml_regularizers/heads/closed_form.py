@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..functional.checks import came
+from ..functional.checks import came, number
 from .embedding_head import EmbeddingHead
 
 Layer = TypeVar("Layer", nn.Linear, EmbeddingHead)
@@ -78,8 +78,9 @@ def whitening_init_(
         ValueError: as in `pca_init_`; for labels of another shape; if no two images of a class differ; for a
             shrinkage that is not between 0 and 1.
     """
-    if not 0 < shrinkage < 1:
-        raise ValueError(f"shrinkage: expected a number between 0 and 1, got {shrinkage}; try 0.5")
+    number("shrinkage", shrinkage, above=0)
+    if shrinkage >= 1:
+        raise ValueError(f"shrinkage: expected a number below 1, got {shrinkage}; try 0.5")
     linear, mean, span, covariance = _start(layer, features)
     if getattr(labels, "shape", None) != features.shape[:1] or not isinstance(labels, Tensor):
         raise ValueError(
@@ -172,8 +173,8 @@ def _set(linear: nn.Linear, mean: Tensor, weight: Tensor) -> None:
             f"layer: its bias leaves the range of {bias.dtype}; make it in float32, and cast it when it is trained"
         )
     if linear.bias is None:
-        linear.bias = nn.Parameter(
-            linear.weight.new_zeros(linear.out_features), linear.weight.requires_grad
-        )
+        with torch.inference_mode(False):  # or it could not be trained
+            zeros = linear.weight.new_zeros(linear.out_features)
+            linear.bias = nn.Parameter(zeros, linear.weight.requires_grad)
     linear.weight.copy_(weight)
     linear.bias.copy_(bias)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features.feature_maps import FeatureModule, masked_mean, to_tokens
-from ..functional.checks import at_least, one_of
+from ..functional.checks import one_of, whole_numbers
 from ..functional.precision import full_precision
 from .extraction import extract_features
 from .trunk_output import last_hidden_state, trunk_output
@@ -69,10 +69,10 @@ class EmbeddingHead(FeatureModule):
         one_of("pool", pool, get_args(Pool))
         one_of("init", init, get_args(Init))
         one_of("data_format", data_format, get_args(DataFormat))
-        at_least("in_channels", in_channels, 1)
+        whole_numbers(in_channels=in_channels)
         if embedding_size is not None:
-            at_least("embedding_size", embedding_size, 1)
-        at_least("num_prefix_tokens", num_prefix_tokens, 1 if pool == "token" else 0)
+            whole_numbers(embedding_size=embedding_size)
+        whole_numbers(1 if pool == "token" else 0, num_prefix_tokens=num_prefix_tokens)
         self.in_channels = in_channels
         self.pool = pool
         self.normalize = normalize

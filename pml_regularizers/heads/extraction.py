@@ -27,7 +27,7 @@ def extract_features(
     seen: list[Tensor] = []
 
     def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(full_precision(inputs[0]).cpu())
+        seen[:] = [full_precision(inputs[0]).cpu()]  # the last: attached losses may use the layer, too
 
     own = next(chain(trunk.parameters(), head.parameters()), torch.empty(0))
     bar = tqdm(loader, desc="features", unit="batch", disable=not progress or rank > 0)

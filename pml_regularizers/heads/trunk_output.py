@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..functional.checks import came
+
 
 class TrunkOutput(NamedTuple):
     """What a trunk gives for an image."""
@@ -39,6 +41,10 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
     """
     image = trial_image(trunk) if image is None else image
+    if not isinstance(image, Tensor) or image.shape[:1] != (1,):
+        raise ValueError(
+            f"image: expected one in a batch, (1, 3, H, H) or (1, L), got {came(image)}; pass image[None]"
+        )
     output = layout(last_hidden_state(try_out(trunk, image)), trunk)
     if _are_pixels(image) or hasattr(trunk, "num_prefix_tokens"):
         return output

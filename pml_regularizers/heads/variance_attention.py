@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..functional.checks import at_least
+from ..functional.checks import whole_numbers
 from ..offered.utils.variance_attention import VarianceAttention, variance_gate
 
 
@@ -63,7 +63,7 @@ class VEMAttention(VarianceAttention):
     """Settings for the optimizer group of `parameters()`."""
 
     def __init__(self, num_features: int, *, init: Literal["normal", "zeros"] = "normal") -> None:
-        at_least("num_features", num_features, 1)
+        whole_numbers(num_features=num_features)
         super().__init__(num_features, init=init)
         self.statistics = nn.Identity()
 

@@ -17,6 +17,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..functional.checks import number
 from .pair_loss import PairLoss, unreduced
 
 
@@ -56,9 +57,9 @@ class BinomialDevianceLoss(PairLoss):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, value in (("alpha", alpha), ("negative_weight", negative_weight)):
-            if not value > 0:  # nan as well
-                raise ValueError(f"{name}: expected a positive number, got {value}")
+        number("alpha", alpha, above=0)
+        number("beta", beta)
+        number("negative_weight", negative_weight, above=0)
         self.alpha = alpha
         self.beta = beta
         self.negative_weight = negative_weight

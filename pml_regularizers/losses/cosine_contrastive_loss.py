@@ -13,6 +13,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import DivisorReducer
 from torch import Tensor
 
+from ..functional.checks import number
 from .pair_loss import PairLoss, pairs
 
 
@@ -42,6 +43,8 @@ class CosineContrastiveLoss(PairLoss):
 
     def __init__(self, pos_margin: float = 1.0, neg_margin: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        number("pos_margin", pos_margin)
+        number("neg_margin", neg_margin)
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
         self.add_to_recordable_attributes(list_of_names=["pos_margin", "neg_margin"], is_stat=False)

@@ -21,7 +21,7 @@ from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import Tensor, nn
 
 from ..features.feature_loss import FeatureLoss, already_reduced
-from ..functional.checks import at_least, one_of
+from ..functional.checks import number, one_of, whole_numbers
 from ..heads.attention_ensemble import between_heads, split_heads
 from .pair_loss import unreduced
 from .per_output_loss import PerOutputLoss
@@ -73,7 +73,7 @@ class EnsembleLoss(PerOutputLoss):
         self, loss: nn.Module, num_heads: int, *, reduction: Reduction = "mean", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        at_least("num_heads", num_heads, 1)
+        whole_numbers(num_heads=num_heads)
         one_of("reduction", reduction, get_args(Reduction))
         self.check_wrapped("loss", loss)
         self.num_heads = num_heads
@@ -144,7 +144,8 @@ class DivergenceLoss(FeatureLoss):
         self, num_heads: int, margin: float = 0.5, *, images: Images = "all", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        at_least("num_heads", num_heads, 2)
+        whole_numbers(2, num_heads=num_heads)
+        number("margin", margin)
         one_of("images", images, get_args(Images))
         self.num_heads = num_heads
         self.margin = margin

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features.feature_maps import to_tokens
-from ..functional.checks import at_least, one_of
+from ..functional.checks import one_of, whole_numbers
 from ..functional.precision import without_autocast
 from ..functional.products import summed_products
 from ..functional.sketches import draw_table, fast_width, summed_convolutions
@@ -82,9 +82,8 @@ class HighOrderMoments(nn.Module):
         scale: bool = True,
     ) -> None:
         super().__init__()
-        at_least("in_channels", in_channels, 1)
-        at_least("order", order, 2)
-        at_least("moment_dim", moment_dim, 1)
+        whole_numbers(in_channels=in_channels, moment_dim=moment_dim)
+        whole_numbers(2, order=order)
         one_of("projections", projections, get_args(Projections))
         one_of("init", init, get_args(Init))
         one_of("matmul_dtype", matmul_dtype, (None, "bfloat16"))

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from ..distributed import gather_features
 from ..features.feature_loss import already_reduced, check_width
 from ..features.feature_tap import Features
-from ..functional.checks import at_least, one_of, weights
+from ..functional.checks import one_of, weights, whole_numbers
 from ..functional.precision import full_precision
 from .high_order_moments import FIXED, HighOrderMoments, Init, Projections
 from .per_output_loss import PerOutputLoss
@@ -101,10 +101,10 @@ class HORDELoss(PerOutputLoss):
         matmul_dtype: Literal["bfloat16"] | None = None,
         **kwargs: Any,
     ) -> None:
-        at_least("order", order, 2)
+        whole_numbers(2, order=order)
         self.order = order  # before super().__init__: PML asks for the sub-loss names there
         super().__init__(**kwargs)
-        at_least("embedding_size", embedding_size, 1)
+        whole_numbers(embedding_size=embedding_size)
         self.embedding_size = embedding_size
         self.moment_dim = moment_dim
         self.normalize = normalize
@@ -182,8 +182,15 @@ class HORDELoss(PerOutputLoss):
 
     def split_orders(self, descriptors: Tensor) -> dict[str, Tensor]:
         """The orders of descriptors (M, D): {"order_1": (M, E), ..., "order_K": (M, E or d)}."""
-        width = (descriptors.shape[1] - self.embedding_size) // (self.order - 1)
+        width = self.embedding_size
+        if self.embeddings and isinstance(self.embeddings["order_2"], nn.Identity):
+            width = self.moment_dim
         widths = [self.embedding_size] + [width] * (self.order - 1)
+        if descriptors.ndim != 2 or descriptors.shape[1] != sum(widths):
+            raise ValueError(
+                f"descriptors: expected (M, {sum(widths)}), as `descriptor` returns them, got shape "
+                f"{tuple(descriptors.shape)}; pass them before a PCA"
+            )
         orders = torch.split(descriptors, widths, dim=1)
         return dict(zip(self._sub_loss_names(), orders, strict=True))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features.feature_loss import FeatureLoss, already_reduced, check_width
-from ..functional.checks import at_least, check_classes, one_of
+from ..functional.checks import check_classes, number, one_of, whole_numbers
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..functional.precision import full_precision, without_autocast
 from ..regularizers.joint_similarity import (
@@ -94,9 +94,10 @@ class JRDLoss(FeatureLoss):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        at_least("num_classes", num_classes, 1)
-        at_least("embedding_size", embedding_size, 1)
-        at_least("similarity_weight", similarity_weight, 0)
+        whole_numbers(num_classes=num_classes, embedding_size=embedding_size)
+        number("similarity_weight", similarity_weight, least=0)
+        number("margin", margin)
+        number("scale", scale, above=0)
         one_of("regularizer", regularizer, _REGULARIZERS)
         if kernels:
             kernel_modules(kernels)  # raises if one is not a kernel
@@ -133,7 +134,8 @@ class JRDLoss(FeatureLoss):
     ) -> dict[str, dict[str, Any]]:
         check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
-        labels = labels.long()  # PML's AM-softmax indexes by them
+        if not labels.is_floating_point():
+            labels = labels.long()  # PML's AM-softmax indexes by them
         check_classes(type(self).__name__, labels, self.num_classes)
         unit = F.normalize(embeddings)
         cosines = class_cosines(unit, self.metric.W)

@@ -8,7 +8,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from ..functional.checks import OwnArguments
+from ..functional.checks import OwnArguments, check_batch
 from ..functional.precision import full_precision, without_autocast
 
 
@@ -30,6 +30,7 @@ class PairLoss(OwnArguments, GenericPairLoss):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
+        check_batch(embeddings, labels)
         if ref_emb is not None:
             ref_emb = full_precision(ref_emb)
         with without_autocast(embeddings):

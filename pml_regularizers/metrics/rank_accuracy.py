@@ -1,11 +1,10 @@
 """PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
-from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
@@ -82,7 +81,8 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
         group_rule: Literal["class", "all"] = "class",
     ) -> None:
         one_of("group_rule", group_rule, ("class", "all"))
-        if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
+        several = isinstance(recall_at, Collection) and recall_at
+        if not several or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
         if not (k in (None, "max_bin_count") or (isinstance(k, int) and k >= 1)):
             raise ValueError(f'k: expected an integer >= 1, "max_bin_count" or None, got {k!r}')
@@ -138,6 +138,11 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
         first = 0 if ref_includes_query else len(reference)
         queries = _checked("query", query, query_labels, query_groups, first)
         references = _checked("reference", reference, reference_labels, reference_groups)
+        width, others = queries.vectors.shape[1], references.vectors.shape[1]
+        if width != others:
+            raise ValueError(
+                f"reference: expected vectors as wide as the queries, {width}, got {others}"
+            )
         return self._accuracy(queries, references, False, include, exclude)
 
     @torch.no_grad()
@@ -242,7 +247,7 @@ class RankAccuracyCalculator(offered.RankAccuracyCalculator):
 
 def _checked(name: str, vectors: Any, labels: Any, groups: Any, first: int = 0) -> Rows:
     """All rows of a matrix, with labels and groups on the CPU. By default each row is a group, from `first` on."""
-    vectors, labels, groups = map(c_f.numpy_to_torch, (vectors, labels, groups))
+    vectors, labels = _tensor(name, vectors), _tensor(f"{name}_labels", labels)
     if vectors.ndim != 2 or vectors.numel() == 0:
         raise ValueError(
             f"{name}: expected (n, D) with at least one row and column, got shape {tuple(vectors.shape)}"
@@ -254,7 +259,7 @@ def _checked(name: str, vectors: Any, labels: Any, groups: Any, first: int = 0) 
         )
     if not isfinite(largest_entry(vectors)):  # on all processes, or the others would wait
         raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
-    groups = rows + first if groups is None else groups
+    groups = rows + first if groups is None else _tensor(f"{name}_groups", groups)
     if groups.shape != (n,) or groups.is_floating_point():
         argument = "groups" if name == "vectors" else f"{name}_groups"
         raise ValueError(
@@ -265,9 +270,19 @@ def _checked(name: str, vectors: Any, labels: Any, groups: Any, first: int = 0) 
     return Rows(vectors, rows, labels.cpu(), groups.cpu().long())
 
 
-def _chosen(name: str, chosen: Tensor | None, rows: Rows) -> Rows:
+def _tensor(name: str, x: Any) -> Tensor:
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}: expected numbers, in a tensor or an array, got {type(x).__name__} ({error})"
+        ) from error
+
+
+def _chosen(name: str, chosen: Any, rows: Rows) -> Rows:
     if chosen is None:
         return rows
+    chosen = _tensor(name, chosen)
     if chosen.dtype != torch.bool or chosen.shape != rows.rows.shape:
         raise ValueError(
             f"{name}: expected {len(rows.rows)} booleans, got {chosen.dtype} of shape {tuple(chosen.shape)}"

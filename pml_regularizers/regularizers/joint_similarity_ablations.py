@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..features.feature_loss import already_reduced
-from ..functional.checks import at_least
+from ..functional.checks import number, whole_numbers
 from ..functional.kernels import DistanceKernel, GaussianKernel, ReproducingKernel, diagonal
 from .joint_similarity import JRSRegularizer
 
@@ -119,10 +119,9 @@ class PolynomialKernel(ReproducingKernel):
 
     def __init__(self, degree: int = 2, constant: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if degree < 1 or int(degree) != degree:
-            raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
-        at_least("constant", constant, 0)
-        self.degree = int(degree)
+        whole_numbers(degree=degree)
+        number("constant", constant, least=0)
+        self.degree = degree
         self.constant = constant
         self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)
 

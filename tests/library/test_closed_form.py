@@ -61,6 +61,12 @@ def test_whitening_is_that_of_the_sums(
     assert made.bias.requires_grad
 
 
+def test_a_layer_made_in_inference_mode_trains() -> None:
+    with torch.inference_mode():
+        made = pca_init_(plain := layer(bias=False), features(40))
+    assert made is plain and not made.bias.is_inference()
+
+
 def test_a_head_in_lower_precision_takes_them() -> None:
     head = EmbeddingHead(C, E).bfloat16()
     assert pca_init_(head, features(40).float()) is head

@@ -73,6 +73,7 @@ def test_rows_of_modules_are_images(name: str) -> None:
 
 @each_module
 def test_modules_stay_finite(name: str) -> None:
+    assert output(MODULES[name].make(), draw(name)[:0]).numel() == 0
     for rows, change in ROWS.items():
         for magnitude in (1e-6, 1, 1e4):
             found = module_results(MODULES[name].make(), magnitude * change(draw(name)))

@@ -13,6 +13,7 @@ from torch import nn
 from pml_regularizers import (
     AttentionEnsemble,
     BinomialDevianceLoss,
+    CosineContrastiveLoss,
     CosinePowersLoss,
     DistributedLoss,
     DivergenceLoss,
@@ -75,14 +76,17 @@ def accuracy(*call: Any, **masks: Any) -> Any:
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     # Losses of pairs, and of many processes
-    (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
+    (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a number above 0, got 0"),
+    (lambda: BinomialDevianceLoss(beta=math.nan), "beta: expected a number, got nan"),
+    (lambda: CosineContrastiveLoss(neg_margin="0"), "neg_margin: expected a number, got '0'"),
+    (lambda: DistributedLoss(None), r"loss: expected a torch\.nn\.Module, got NoneType"),
     (
         lambda: prepare_loss(object(), CONTRASTIVE),
-        r"got object; .* prepare_loss\(loss, accelerator\)",
+        r"loss: .* got object; .* prepare_loss\(loss, accelerator\)",
     ),
     (lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X), "features: .* attach the losses"),
     *(
-        (partial(GradientCache, head(), CONTRASTIVE, size), f"chunk_size: .* above 0, got {size}")
+        (partial(GradientCache, head(), CONTRASTIVE, size), f"chunk_size: .* least 1, got {size}")
         for size in (0, 2.5)
     ),
     (lambda: GradientCache(head, CONTRASTIVE, 2), r"model: .*nn\.Module, got function"),
@@ -116,7 +120,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: confusion(gradient="fc")(X, LABELS, features=X[:, :3]), r"features: .* \(n, 4\)"),
     # Ensembles
     (lambda: network(stem_channels=4, embedding_size=7), "embedding_size: .*=3, got 7"),
-    (lambda: DivergenceLoss(1), "num_heads: expected at least 2, got 1"),
+    (lambda: DivergenceLoss(1), "num_heads: expected a whole number of at least 2, got 1"),
+    (lambda: DivergenceLoss(2.5), "num_heads: expected a whole number of at least 2, got 2.5"),
+    (lambda: network(stem_channels=4.0, embedding_size=6), "stem_channels: .* whole .* got 4.0"),
+    (
+        lambda: network(stem_channels=5, embedding_size=6, attention=nn.AvgPool2d(2))(MAP),
+        r"attention: expected maps as large as the stem's, \(2, 2\), got \(1, 1\)",
+    ),
     (lambda: DivergenceLoss(3)(X), r"embeddings: expected \(N, 3 x E\).*got shape \(6, 4\)"),
     (lambda: EnsembleLoss(VarianceRegularizer(), 2), "loss: VarianceRegularizer reads features"),
     (lambda: EnsembleLoss(MEMORY, 2)(X, LABELS, PAIR * 2), "indices_tuple: CrossBatchMemory would"),
@@ -125,7 +135,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "ref_emb: MultipleLosses takes none; leave it out",
     ),
     # Heads and attention
-    (lambda: head(pool="token"), "num_prefix_tokens: expected at least 1, got 0"),
+    (lambda: head(pool="token"), "num_prefix_tokens: .* at least 1, got 0"),
+    (lambda: head(4.5), "embedding_size: expected a whole number of at least 1, got 4.5"),
+    *(
+        (partial(EmbeddingHead.for_trunk, nn.Conv2d(3, 4, 1), 4, image=x), f"image: .* got {came}")
+        for x, came in ((torch.zeros(3, 9, 9), r"torch.float32 \(3, 9, 9\)"), ("cat.jpg", "str"))
+    ),
     (lambda: head().fold(), "attention: expected one with .* got NoneType"),
     (lambda: head()(torch.zeros(2, 4, 3, 3)), r"x: expected one axis of 5 .* \(2, 4, 3, 3\)"),
     (lambda: head()([torch.zeros(2, 5, 3, 3)]), "x: expected a trunk's map .* got list; pass"),
@@ -136,7 +151,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: VarianceRegularizer()(X, features=POOLED), r"shapes \(6, 5\); pass \(pooled, att"),
     # HORDE
     (lambda: horde(reducer=reducers.SumReducer()), r"\(ContrastiveLoss\(reducer="),
-    (lambda: horde(order=None), "order: expected at least 2, got None"),
+    (lambda: horde(order=None), "order: expected a whole number of at least 2, got None"),
     (lambda: horde(order_weights=[1.0, 1.0]), "order_weights: .*, or 3 of them, got"),
     (lambda: horde(order_weights="max"), "order_weights: .* one of sum, mean; got 'max'"),
     (lambda: horde(losses.SelfSupervisedLoss(CONTRASTIVE)), "SelfSupervisedLoss .* the loss in it"),
@@ -148,11 +163,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             partial(lambda made: made({"pooled": X}, LABELS), loss),
             "embeddings: .* dict; .*output.pooled",
         )
-        for loss in (horde(), DistributedLoss(CONTRASTIVE))
+        for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
     ),
     *(
         (partial(loss, X, [0, 0, 1, 1, 2, 2]), "labels: expected a tensor, got list; pass torch.as")
-        for loss in (horde(), DistributedLoss(CONTRASTIVE))
+        for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
+    ),
+    *(
+        (partial(horde().split_orders, torch.zeros(shape)), r"descriptors: .* \(M, 22\), .* got")
+        for shape in ((3, 21), (22,))
     ),
     (
         lambda: horde(losses.MarginLoss(learn_beta=True, num_classes=3))(
@@ -186,6 +205,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         r"labels: MarginLoss expected 0 to 1 \(num_classes=2\), got 0 to 2",
     ),
     # Moments
+    *(
+        (partial(moments, **{name: 2.5}), f"{name}: expected a whole number .* got 2.5")
+        for name in ("order", "moment_dim")
+    ),
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
     (lambda: moments(matmul_dtype="bfloat16"), "matmul_dtype: .* no matrix"),
@@ -200,7 +223,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
     (lambda: JRSRegularizer({"embeddings": torch.exp}), "kernels: .* for embeddings, got"),
     (lambda: JRSRegularizer({"a.b": LINEAR}), r"kernels: .* submodules, got 'a\.b' \(.*\)"),
-    (lambda: jrd(similarity_weight=-1.0), "similarity_weight: expected at least 0, got -1.0"),
+    (lambda: jrd(similarity_weight=-1.0), "similarity_weight: .* of at least 0, got -1.0"),
     (lambda: jrd(representations="pooled"), "representations: expected names"),
     (lambda: jrd(representations=["classes"], kernels={"a": LINEAR}), r"representations: .*\(a\)"),
     *(
@@ -208,14 +231,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         for make in (jrd, JRSRegularizer)
     ),
     (lambda: jrd()(X, LABELS + 1, features=POOLED), r"labels: .*num_classes=3\), got 1 to 3"),
+    (lambda: jrd()(X, LABELS / 2, features=POOLED), "labels: JRDLoss .* got torch.float32; pass"),
     (lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED), r"embeddings: .*\(N, 5\), got .*6, 4"),
     (lambda: JRSRegularizer()(X, LABELS, features={"pooled": MAP}), "features: .* pooled, got"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
-    (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
-    (lambda: PolynomialKernel(constant=-1), "constant: expected at least 0, got -1"),
+    (lambda: PolynomialKernel(0), "degree: expected a whole number of at least 1, got 0"),
+    (lambda: PolynomialKernel(constant=-1), "constant: expected a number of at least 0, got -1"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     # Ranks
-    (lambda: calculator(recall_at=(0, 1)), "recall_at: expected integers >= 1, got"),
+    *(
+        (partial(calculator, recall_at=K), "recall_at: expected integers >= 1, got")
+        for K in ((0, 1), 5)
+    ),
     (lambda: calculator(k=0), 'k: expected an integer >= 1, "max_bin_count" or None, got 0'),
     (lambda: calculator(knn_func=torch.cdist), "knn_func: .* without a search; leave it out"),
     (lambda: calculator(label_comparison_fn=torch.eq), "label_comparison_fn: ranks are counted by"),
@@ -224,6 +251,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "k: expected at least 5, .* got 1; pass k=",
     ),
     (lambda: accuracy(X[:0], LABELS[:0]), r"query: .* at least one row .* \(0, 4\)"),
+    (lambda: accuracy(X, LABELS, X), "reference_labels: expected numbers, .* got NoneType"),
+    (lambda: accuracy(X, LABELS, X[:, :3], LABELS), "reference: .* as wide .* 4, got 3"),
     (lambda: accuracy(X, LABELS[:2]), r"query: expected 6 labels, .* got shape \(2,\)"),
     (lambda: accuracy(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),
     (lambda: accuracy(X, LABELS, queries=LABELS), "queries: expected 6 booleans, got torch"),

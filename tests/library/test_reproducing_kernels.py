@@ -83,7 +83,10 @@ def test_a_row_far_away_costs_the_others_little(row: int) -> None:
 
 
 def test_derivatives_of_squared_distances() -> None:
-    """First and second, by finite differences."""
+    """First and second, by finite differences; and those of torch.func."""
     x = rows(5, 3).requires_grad_()
     assert torch.autograd.gradcheck(squared_distances, [x])
     assert torch.autograd.gradgradcheck(squared_distances, [x])
+    jacobian = torch.autograd.functional.jacobian(squared_distances, x)
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        assert_close(transform(squared_distances)(x.detach()), jacobian)
