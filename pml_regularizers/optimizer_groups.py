@@ -11,6 +11,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, nn
 
 from .distributed import DistributedLoss
+from .functional.checks import check_module
 
 Settings = Mapping[str, Any]
 
@@ -57,6 +58,7 @@ def parameter_groups(
         [('model', 1e-05, 2), ('model.1', 0.0001, 2), ('loss', 0.01, 1)]
         >>> optimizer = torch.optim.Adam(groups)
     """
+    check_module("model", model)
     overrides = overrides or {}
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     groups: dict[str, dict[str, Any]] = {}

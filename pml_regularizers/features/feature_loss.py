@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
-from ..functional.checks import OwnArguments, check_batch
+from ..functional.checks import OwnArguments, check_batch, check_module
 from ..functional.precision import full_precision, without_autocast
 from ..unoptimized import watch
 from .feature_maps import FeatureModule, first_tensor
@@ -258,6 +258,7 @@ def attach_all(
     Raises:
         ValueError: as `FeatureLoss.attach`, if one of them cannot be attached; then none is.
     """
+    check_module("loss", loss)
     taps: dict[FeatureLoss, FeatureTap] = {}
     for part in loss.modules():
         if isinstance(part, FeatureLoss) and part.feature_names:

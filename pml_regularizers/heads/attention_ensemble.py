@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features.feature_maps import FeatureModule
-from ..functional.checks import whole_numbers
+from ..functional.checks import check_module, whole_numbers
 from .embedding_head import EmbeddingHead
 from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out
@@ -26,7 +26,6 @@ from .trunk_output import layout, trial_image, try_out
 
 def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
     """The output (N, M E) of an ensemble -> its heads (N, M, E) of unit length; a ValueError for other widths."""
-    whole_numbers(num_heads=num_heads)
     if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
         raise ValueError(
             f"embeddings: expected (N, {num_heads} x E), the heads' embeddings one after the other, got shape "
@@ -113,6 +112,8 @@ class AttentionEnsemble(FeatureModule):
             )
         self.embedding_size = embedding_size
         self.num_heads = num_heads
+        check_module("stem", stem)
+        check_module("body", body)
         self.stem = stem
         self.body = body
         self.attention = nn.Identity() if attention is None else attention

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features.feature_maps import FeatureModule, masked_mean, to_tokens
-from ..functional.checks import one_of, whole_numbers
+from ..functional.checks import check_module, one_of, whole_numbers
 from ..functional.precision import full_precision
 from .extraction import extract_features
 from .trunk_output import last_hidden_state, trunk_output
@@ -80,8 +80,10 @@ class EmbeddingHead(FeatureModule):
         self.data_format = data_format
         self.feature_map = nn.Identity()
         self.pooled = nn.Identity()
-        if attention is not None and not isinstance(attention, nn.Module):
+        if callable(attention) and not isinstance(attention, nn.Module):
             attention = attention(in_channels)
+        if attention is not None:
+            check_module("attention", attention, "pass one, or a callable such as VEMAttention")
         self.attention = attention
         self.fc: nn.Linear | nn.Identity = nn.Identity()
         if embedding_size is not None:

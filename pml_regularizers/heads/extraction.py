@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 from tqdm import tqdm
 
+from ..functional.checks import check_module
 from ..functional.precision import full_precision
 from .trunk_output import as_taken, evaluating
 
@@ -20,6 +21,7 @@ def extract_features(
     trunk: nn.Module, head: nn.Module, layer: nn.Module, loader: Iterable[Any], *, progress: bool
 ) -> Rows:
     """What `layer` is given while `head(trunk(images))` runs; see `EmbeddingHead.extract_features`."""
+    check_module("trunk", trunk)
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
     by_row = isinstance(getattr(loader, "sampler", None), DistributedSampler)
@@ -27,7 +29,9 @@ def extract_features(
     seen: list[Tensor] = []
 
     def see(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[:] = [full_precision(inputs[0]).cpu()]  # the last: attached losses may use the layer, too
+        seen[:] = [
+            full_precision(inputs[0]).cpu()
+        ]  # the last: attached losses may use the layer, too
 
     own = next(chain(trunk.parameters(), head.parameters()), torch.empty(0))
     bar = tqdm(loader, desc="features", unit="batch", disable=not progress or rank > 0)

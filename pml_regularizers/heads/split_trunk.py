@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from ..functional.checks import check_module
+
 _BY_HAND = "write the two parts as modules and call AttentionEnsemble(stem, body, ...)"
 
 
@@ -34,6 +36,7 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         >>> stem(torch.randn(2, 3, 9, 9)).shape
         torch.Size([2, 4, 7, 7])
     """
+    check_module("trunk", trunk)
     nodes = _trace(trunk, stage)
     _turn_mode(trunk)
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..functional.checks import came
+from ..functional.checks import came, check_module
 
 
 class TrunkOutput(NamedTuple):
@@ -40,6 +40,7 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         >>> trunk_output(nn.Conv2d(3, 8, 3))
         TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
     """
+    check_module("trunk", trunk)
     image = trial_image(trunk) if image is None else image
     if not isinstance(image, Tensor) or image.shape[:1] != (1,):
         raise ValueError(

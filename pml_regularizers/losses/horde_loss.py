@@ -182,9 +182,8 @@ class HORDELoss(PerOutputLoss):
 
     def split_orders(self, descriptors: Tensor) -> dict[str, Tensor]:
         """The orders of descriptors (M, D): {"order_1": (M, E), ..., "order_K": (M, E or d)}."""
-        width = self.embedding_size
-        if self.embeddings and isinstance(self.embeddings["order_2"], nn.Identity):
-            width = self.moment_dim
+        embedded = isinstance(self.embeddings["order_2"], nn.Linear)
+        width = self.embedding_size if embedded else self.moment_dim
         widths = [self.embedding_size] + [width] * (self.order - 1)
         if descriptors.ndim != 2 or descriptors.shape[1] != sum(widths):
             raise ValueError(

@@ -99,9 +99,7 @@ class JRDLoss(FeatureLoss):
         number("margin", margin)
         number("scale", scale, above=0)
         one_of("regularizer", regularizer, _REGULARIZERS)
-        if kernels:
-            kernel_modules(kernels)  # raises if one is not a kernel
-        kernels = dict(kernels or {})
+        kernels = dict(kernel_modules(kernels)) if kernels else {}
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
                 f"representations: expected names, among them those of all kernels ({', '.join(kernels)}), "
@@ -141,7 +139,7 @@ class JRDLoss(FeatureLoss):
         cosines = class_cosines(unit, self.metric.W)
         rows = {"embeddings": unit, "classes": cosines}
         rows |= whole_batch(self.named_features, embeddings)
-        K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        K = joint_kernel(rows, self.kernels)
         values = _REGULARIZERS[self.regularizer](K, labels)
         reducers = None if self.collect_stats else getattr(self.reducer, "reducers", None)
         reducer = getattr(reducers, "similarity", None)  # statistics are of all pairs

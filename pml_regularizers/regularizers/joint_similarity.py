@@ -15,7 +15,7 @@ linear kernel on the unit sphere, L_ec of a pair of classes is 2 - 2 S_IJ.
 `joint_similarity_ablations.py` has what the paper compares this with.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -31,17 +31,9 @@ from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..offered.losses.jrs_loss import JRSLoss
 
 
-def joint_kernel(
-    representations: Mapping[str, Tensor],
-    kernels: Mapping[str, Callable[[Tensor], Tensor]] | nn.ModuleDict,
-) -> Tensor:
-    """K_ij = prod_l k^l(x_i^l, x_j^l): L representations (N, D_l), with a kernel for each -> (N, N)."""
-    if not representations or set(representations) != set(kernels):
-        raise ValueError(
-            f"kernels: expected one for each representation ({', '.join(representations) or 'none came'}), got "
-            f"{', '.join(kernels) or 'none'}"
-        )
-    matrices = (kernels[name](x) for name, x in representations.items())
+def joint_kernel(rows: Mapping[str, Tensor], kernels: nn.ModuleDict) -> Tensor:
+    """K_ij = prod_l k^l(x_i^l, x_j^l), for kernels of the rows (N, D_l) of these names -> (N, N)."""
+    matrices = (kernel(rows[name]) for name, kernel in kernels.items())
     return reduce(torch.mul, matrices)  # eq. 8, its product
 
 
@@ -116,7 +108,7 @@ class JRSRegularizer(FeatureLoss, BaseRegularizer):
         self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
-        kernel = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        kernel = joint_kernel(rows, self.kernels)
         return {"loss": self.negative_pairs(kernel, labels, indices_tuple)}
 
     def negative_pairs(

@@ -31,9 +31,11 @@ from pml_regularizers import (
     RankAccuracyCalculator,
     VarianceRegularizer,
     VEMAttention,
+    attach_all,
+    parameter_groups,
     prepare_loss,
+    split_trunk,
 )
-from pml_regularizers.regularizers.joint_similarity import joint_kernel
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
 MEMORY = losses.CrossBatchMemory(CONTRASTIVE, 2)
@@ -135,6 +137,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "ref_emb: MultipleLosses takes none; leave it out",
     ),
     # Heads and attention
+    *(
+        (partial(make, None), f"{name}: expected a torch.nn.Module, got NoneType")
+        for name, make in (
+            ("trunk", partial(EmbeddingHead.for_trunk, embedding_size=4)),
+            ("trunk", partial(split_trunk, stage="1")),
+            ("trunk", partial(head().extract_features, loader=[])),
+            ("stem", partial(AttentionEnsemble, body=LINEAR, stem_channels=4, body_channels=4)),
+            ("model", partial(parameter_groups, lr=1.0)),
+            ("loss", partial(attach_all, source=head())),
+        )
+    ),
+    (lambda: head(attention="VEM"), "attention: .* got str; pass one, or a callable such as"),
     (lambda: head(pool="token"), "num_prefix_tokens: .* at least 1, got 0"),
     (lambda: head(4.5), "embedding_size: expected a whole number of at least 1, got 4.5"),
     *(
@@ -219,7 +233,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
     (lambda: moments().to("meta")(MAP), "HighOrderMoments: on the meta device; call to_empty and"),
     # Joint similarity
-    (lambda: joint_kernel({"a": X}, {"b": LINEAR}), r"for each representation \(a\), got b"),
     (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
     (lambda: JRSRegularizer({"embeddings": torch.exp}), "kernels: .* for embeddings, got"),
     (lambda: JRSRegularizer({"a.b": LINEAR}), r"kernels: .* submodules, got 'a\.b' \(.*\)"),

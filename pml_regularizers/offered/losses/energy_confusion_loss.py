@@ -76,7 +76,7 @@ class EnergyConfusionLoss(BaseMetricLossFunction):
         super().__init__(**kwargs)
         if getattr(self.distance, "is_inverted", True):
             raise ValueError(
-                "distance: expected one of PML's that grow with distance, such as LpDistance(power=2), "
+                "distance: expected one that grows with distance, such as LpDistance(power=2), "
                 f"got {type(self.distance).__name__}"
             )
         self.log = log
