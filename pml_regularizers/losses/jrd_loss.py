@@ -99,7 +99,9 @@ class JRDLoss(FeatureLoss):
         number("margin", margin)
         number("scale", scale, above=0)
         one_of("regularizer", regularizer, _REGULARIZERS)
-        kernels = dict(kernel_modules(kernels)) if kernels else {}
+        if kernels:
+            kernel_modules(kernels)  # raises if one is not a kernel
+        kernels = dict(kernels or {})
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
                 f"representations: expected names, among them those of all kernels ({', '.join(kernels)}), "
