@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .features.feature_loss import FeatureLoss
 from .features.feature_tap import FeatureTap, MissingFeaturesError, recording_in_backward
+from .functional.checks import came
 
 _SAME = {torch.float64: 1e-6, torch.float32: 2e-3}
 """Difference that rounding may cause, relative to the largest entry; in half precision `_SAME_IN_HALF`."""
@@ -21,15 +22,7 @@ _FROM_TORCH = "draw random numbers from torch, and change nothing that the next 
 
 
 class ChunkedBatch:
-    """The images of a call, and what their second pass needs.
-
-    Args:
-        model, loss, chunk_size: Those of the `GradientCache`.
-        args, kwargs: Those of the call.
-
-    Raises:
-        ValueError: for tensors without a row for each image, or hidden in an object.
-    """
+    """The images of a call of a `GradientCache`, by `args` and `kwargs`, and what their second pass needs."""
 
     def __init__(
         self, model: nn.Module, loss: nn.Module, chunk_size: int, args: Any, kwargs: Any
@@ -46,10 +39,9 @@ class ChunkedBatch:
                 "cache(**batch), or in a dict, list or tuple"
             )
         if len({len(x) for x in self.tensors}) != 1:
-            came = ", ".join(str(tuple(x.shape)) for x in self.tensors)
             raise ValueError(
                 "GradientCache: expected tensors with a row for each image, got "
-                f"{f'shapes {came}' if came else 'none'}; expand those that serve all images"
+                f"{', '.join(map(came, self.tensors)) or 'none'}; expand those that serve all images"
             )
         self.size = len(self.tensors[0])
         for x in tree_leaves([*args, *kwargs.values()], is_leaf=_is_sequence):
@@ -89,11 +81,7 @@ class ChunkedBatch:
         return trained and torch.is_grad_enabled()
 
     def embed(self, *, check: bool) -> None:
-        """The first pass, whose joined tensors are `outputs`.
-
-        Args:
-            check: Refuse a network for which the chunks are not the batch.
-        """
+        """The first pass, whose joined tensors are `outputs`; `check`: refuse a network that mixes images."""
         before, steady = _buffers(self.model) if check else {}, None
         passes: list[list[Tensor]] = []
         with torch.no_grad():
@@ -124,11 +112,9 @@ class ChunkedBatch:
         accumulate: bool,
         compare: bool,
     ) -> list[Tensor | None]:
-        """The second pass. Returns the gradients of the tensors.
+        """The second pass: from the gradients of the outputs to those of the tensors of the call, which it returns.
 
         Args:
-            tensors: Those of the call.
-            gradients: Those of the outputs.
             accumulate: Add the gradients of the parameters to theirs; else, return them after those of the tensors.
             compare: Refuse other embeddings than those of the first pass.
         """
@@ -222,10 +208,9 @@ class ChunkedBatch:
         for x in leaves:
             plain = isinstance(x, bool | int | float | str | None)
             if not (x.shape[:1] == tensors[0].shape[:1] if isinstance(x, Tensor) else plain):
-                came = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(
                     f"model: expected outputs with a row for each of the {len(tensors[0])} images of a pass, got "
-                    f"{came}; return the embeddings alone"
+                    f"{came(x)}; return the embeddings alone"
                 )
         self.form = spec, [... if isinstance(x, Tensor) else x for x in leaves]
         return [x[:1] if alone else x for x in leaves if isinstance(x, Tensor)]
@@ -240,8 +225,7 @@ class ChunkedBatch:
     def _check(self, before: Mapping[str, Tensor], steady: Mapping[str, Tensor]) -> None:
         """Raise a ValueError if the outputs for an image depend on the other images, or on earlier passes.
 
-        Args:
-            before, steady: The buffers before the first chunk and after it.
+        The buffers were `before` when the first chunk came, and `steady` after it.
         """
         state = _generators(self.devices)
         try:
@@ -301,9 +285,8 @@ class ChunkedBatch:
                 hook.remove()
         for (name, x), (_, y) in zip(*seen, strict=False):
             if x.shape == y.shape and self._differs(x, y):
-                return f"{name}, {type(self.model.get_submodule(name)).__name__},".removeprefix(
-                    ", "
-                )
+                layer = type(self.model.get_submodule(name)).__name__
+                return f"{name}, {layer}," if name else layer
         return type(self.model).__name__
 
 

@@ -123,9 +123,7 @@ class _Chunks(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.cache, ctx.batch = cache, batch
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            *given[: len(batch.tensors)]
-        )  # and refuses those that are overwritten
+        ctx.save_for_backward(*given[: len(batch.tensors)])  # which refuses overwritten ones
         ctx.mark_non_differentiable(*(x for x in batch.outputs if not x.is_floating_point()))
         return tuple(batch.outputs)
 

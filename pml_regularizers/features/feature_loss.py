@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -282,6 +283,16 @@ def _outermost(module: nn.Module) -> list[FeatureModule]:
     if isinstance(module, FeatureModule):
         return [module]
     return [head for child in module.children() for head in _outermost(child)]
+
+
+def waits(x: Tensor) -> bool:
+    """True where Python cannot look at values, in compiled code, or would have to wait for them, on a GPU."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def sums_at_once(reducer: Any, x: Tensor) -> bool:
+    """True if a mean or a sum shall get no list of terms, whose length the labels decide: it `waits` for these."""
+    return waits(x) and type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats
 
 
 def already_reduced(value: Tensor) -> dict[str, Any]:

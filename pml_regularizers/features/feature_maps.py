@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from ..functional.checks import floating
+from ..functional.checks import came, floating
 from ..functional.precision import full_precision
 
 HEADS: WeakSet[nn.Module] = WeakSet()
@@ -46,14 +46,9 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
             and not (mask.is_floating_point() or mask.is_complex())
         )
         if features.ndim != 3 or not (fits or mask is None):
-            got = (
-                f"{tuple(mask.shape)} ({mask.dtype})"
-                if isinstance(mask, Tensor)
-                else type(mask).__name__
-            )
             raise ValueError(
-                "features: expected tokens (N, L, C) with a boolean mask (N, L), or of 0 and 1, got shapes "
-                f"{tuple(features.shape)} and {got}; pass attention_mask, with a number for each of the L tokens"
+                "features: expected tokens (N, L, C) with a boolean mask (N, L), or of 0 and 1, got "
+                f"{came(features)} and {came(mask)}; pass attention_mask, with a number for each of the L tokens"
             )
         mask = None if mask is None else mask != 0  # transformers' are integers
     # Through flatten(2), one image's gradient would come back with strides for which torch's batch norm on a CPU

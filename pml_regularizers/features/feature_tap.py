@@ -95,14 +95,8 @@ class FeatureTap:
     If the network and the loss are copied *together*, the copies stay connected.
 
     Args:
-        stages: Modules whose outputs are recorded, by name: a tensor, or a tuple of tensors with the batch first.
-        embedder: The module that returns the embeddings: it contains the stages, or comes after them. Default: the
-            `EmbeddingHead` whose children the stages are.
-        frozen: True if the stages do not train: their outputs then need no gradient.
-        pool: "avg" averages what is named "pooled" over its positions.
-
-    Raises:
-        ValueError: for anything but modules; without an embedder, if the stages are no children of a head.
+        stages: Modules by name, whose outputs are a tensor, or a tuple of tensors with the batch first.
+        embedder, frozen, pool: As in `FeatureLoss.attach`, whose errors this raises.
     """
 
     capacity = 8

@@ -184,7 +184,7 @@ class EmbeddingHead(FeatureModule):
         Raises:
             ValueError: if a batch has no labels, or the loader no batch.
         """
-        return extract_features(trunk, self, self.fc, loader, progress=progress)
+        return extract_features(trunk, self, loader, progress=progress)
 
     def fold(self) -> Self:
         """Merge the attention into the linear layer, in place: the same embeddings from a plain head.

@@ -18,9 +18,9 @@ Rows = tuple[Tensor, Tensor]
 
 
 def extract_features(
-    trunk: nn.Module, head: nn.Module, layer: nn.Module, loader: Iterable[Any], *, progress: bool
+    trunk: nn.Module, head: nn.Module, loader: Iterable[Any], *, progress: bool
 ) -> Rows:
-    """What `layer` is given while `head(trunk(images))` runs; see `EmbeddingHead.extract_features`."""
+    """What `head.fc` is given while `head(trunk(images))` runs; see `EmbeddingHead.extract_features`."""
     check_module("trunk", trunk)
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
@@ -36,7 +36,7 @@ def extract_features(
     own = next(chain(trunk.parameters(), head.parameters()), torch.empty(0))
     bar = tqdm(loader, desc="features", unit="batch", disable=not progress or rank > 0)
     mine: list[Rows] = []
-    handle = layer.register_forward_pre_hook(see)
+    handle = head.get_submodule("fc").register_forward_pre_hook(see)
     try:
         with evaluating(trunk, head):
             for number, batch in enumerate(bar):

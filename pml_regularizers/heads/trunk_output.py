@@ -24,21 +24,12 @@ class TrunkOutput(NamedTuple):
 
 
 def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
-    """Width and layout of a trunk's features.
+    """Width and layout of a trunk's features; arguments and errors are those of `EmbeddingHead.for_trunk`.
 
-    Args:
-        trunk: A network whose output is a map or tokens, or has them as `last_hidden_state`: a timm model made with
-            `num_classes=0, global_pool=""`, a vision model of Hugging Face's transformers, or your own. The prefix
-            tokens that it does not state as `num_prefix_tokens` are those that are left over from a square.
-        image: A square image (1, 3, H, H), or a text's token numbers (1, L). Default: an image of the size that the
-            trunk states, else 224 x 224.
+    The prefix tokens that a trunk does not state as `num_prefix_tokens` are those that are left over from a square.
 
-    Raises:
-        ValueError: if the trunk does not take the image, or gives anything else, such as pooled features.
-
-    Example:
-        >>> trunk_output(nn.Conv2d(3, 8, 3))
-        TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
+    >>> trunk_output(nn.Conv2d(3, 8, 3))
+    TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
     """
     check_module("trunk", trunk)
     image = trial_image(trunk) if image is None else image

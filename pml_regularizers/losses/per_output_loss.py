@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..distributed import DistributedLoss
 from ..features.feature_loss import FeatureLoss, Given
 from ..features.feature_tap import ThreadStack
-from ..functional.checks import Around, check_classes, class_count
+from ..functional.checks import Around, check_classes, check_module, class_count
 from ..functional.precision import call_in_full_precision
 
 _masks = ThreadStack()
@@ -53,8 +53,7 @@ class PerOutputLoss(FeatureLoss, Around):
 
     def check_wrapped(self, name: str, loss: Any) -> None:
         """Raise ValueError, about argument `name`, unless this is a loss that returns one number."""
-        if not isinstance(loss, nn.Module):
-            raise ValueError(f"{name}: expected a PML loss, got {type(loss).__name__}")
+        check_module(name, loss, "pass a PML loss")
         for module in loss.modules():
             if isinstance(module, FeatureLoss) and module.feature_names:
                 raise ValueError(
@@ -147,9 +146,8 @@ class PerOutputLoss(FeatureLoss, Around):
         if _masks.stack and _masks.stack[-1] is not None and _takes(loss, "enqueue_mask"):
             reference["enqueue_mask"] = _masks.stack[-1]
         try:
-            value = call_in_full_precision(loss, vectors, labels, indices_tuple, **reference).view(
-                ()
-            )
+            value = call_in_full_precision(loss, vectors, labels, indices_tuple, **reference)
+            value = value.view(())
         except RuntimeError as error:
             device = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
             if isinstance(error, device) or not loss.state_dict():

@@ -68,9 +68,7 @@ class Rows(NamedTuple):
 def count_right(labels: Tensor, is_reference: Tensor, groups: Tensor | None = None) -> Tensor:
     """The number (n,) of right references in each row's ranking: of its class, and not of its group.
 
-    Args:
-        labels, groups: (n,). By default each row is a group.
-        is_reference: (n,) bool.
+    By default each row is a group.
     """
 
     def alike(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,12 +95,10 @@ def count_ranks(
     """Find the ranks of each query's right references among all references.
 
     Args:
-        queries, references: The rows.
         right: (q,), from `count_right`. Queries without right references are not ranked.
         normalize: Compare the L2-normalised rows.
         whole_groups: Leave out references of a query's group and of other classes, too.
         max_rank: Largest rank of the nearest that must be exact.
-        device: Where to rank.
         share: The blocks of queries to rank here, of all; the others' results stay zero.
 
     Returns:

@@ -12,8 +12,8 @@ Both terms are minimised; nothing is "adversarial" beyond that. The second line 
 the cost is linear in the batch, plus one matrix of classes.
 
 Differs from the paper:
-* The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11
-  sum over ordered pairs, so that each pair of classes counts twice: `reducer=SumReducer()`.
+* The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11 sum
+  over ordered pairs.
 * All pairs of classes count; the paper's "randomly chosen in the current minibatch" does not say how many do.
 * The gradient reaches the whole network by default; section 4.2 ends it at the linear layer: `gradient="fc"`.
 * Unit-length embeddings by default, as in the paper's triplet and binomial losses (eqs. 8, 10). Its N-pair loss
@@ -22,23 +22,17 @@ Differs from the paper:
 
 from typing import Any, Literal, get_args
 
-import torch
-from pytorch_metric_learning.reducers import MeanReducer, SumReducer
+from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor
 
 from ..distributed import gather_features
-from ..features.feature_loss import FeatureLoss, already_reduced
+from ..features.feature_loss import FeatureLoss, already_reduced, sums_at_once, waits
 from ..functional.checks import came, one_of
 from ..functional.precision import in_float64
 from ..offered.losses.energy_confusion_loss import EnergyConfusionLoss
 
 Gradient = Literal["all", "fc"]
-
-
-def _waits(x: Tensor) -> bool:
-    """True where Python cannot look at values, in compiled code, or would have to wait for them, on a GPU."""
-    return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegularizer):
@@ -91,8 +85,7 @@ class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegulariz
     ) -> dict[str, dict[str, Any]]:
         self.distance.check_shapes(embeddings, None)
         x = embeddings if self.gradient == "all" else self._own_embeddings(embeddings)
-        stats = self.collect_stats or self.reducer.collect_stats
-        if _waits(x) and type(self.reducer) in (MeanReducer, SumReducer) and not stats:
+        if sums_at_once(self.reducer, x) and not self.collect_stats:
             return {"loss": already_reduced(self._reduced(x, labels))}
         parts: dict[str, dict[str, Any]] = super().compute_loss(x, labels, None, x, labels)
         if not isinstance(parts["loss"]["losses"], Tensor):  # one class: 0, with a gradient
@@ -101,7 +94,7 @@ class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegulariz
 
     def _energies(self, x: Tensor, average: Any) -> Tensor:
         """Eq. 3, where values are not to be looked at in float64: neither TF32 nor close classes cost digits."""
-        energies: Tensor = super()._energies(in_float64(x) if _waits(x) else x, average)
+        energies: Tensor = super()._energies(in_float64(x) if waits(x) else x, average)
         return energies.to(x)
 
     def _reduced(self, x: Tensor, labels: Tensor) -> Tensor:

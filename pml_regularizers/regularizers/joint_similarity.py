@@ -20,12 +20,12 @@ from functools import reduce
 from typing import Any
 
 import torch
-from pytorch_metric_learning.reducers import MeanReducer, SumReducer
+from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from ..distributed import gather_features
-from ..features.feature_loss import FeatureLoss, already_reduced
+from ..features.feature_loss import FeatureLoss, already_reduced, sums_at_once
 from ..functional.checks import came
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..offered.losses.jrs_loss import JRSLoss
@@ -40,13 +40,8 @@ def joint_kernel(rows: Mapping[str, Tensor], kernels: nn.ModuleDict) -> Tensor:
 def between_classes(
     values: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, reducer: Any
 ) -> dict[str, Any]:
-    """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones.
-
-    On a GPU and in compiled code, a mean or a sum gets no list of pairs, whose length the labels decide.
-    """
-    waits = values.device.type != "cpu" or torch.compiler.is_compiling()
-    reduces = type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats
-    if indices_tuple is None and waits and reduces:
+    """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones."""
+    if indices_tuple is None and sums_at_once(reducer, values):
         same = labels[:, None] == labels
         total = values.masked_fill(same, 0).sum()
         mean = type(reducer) is MeanReducer
@@ -119,15 +114,11 @@ class JRSRegularizer(FeatureLoss, BaseRegularizer):
 
 def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
     """The kernels by name; raises a ValueError if there are none, or one is not a kernel."""
-    if not isinstance(kernels, Mapping) or not kernels:
+    made = list(kernels.values()) if isinstance(kernels, Mapping) else []
+    if not made or not all(isinstance(kernel, ReproducingKernel) for kernel in made):
         raise ValueError(
             f'kernels: expected a dict such as {{"embeddings": GaussianMixtureKernel()}}, got {kernels!r}'
         )
-    for name, kernel in kernels.items():
-        if not isinstance(kernel, ReproducingKernel):
-            raise ValueError(
-                f"kernels: expected a kernel such as GaussianMixtureKernel() for {name}, got {kernel!r}"
-            )
     try:
         return nn.ModuleDict(kernels)
     except (KeyError, TypeError) as error:

@@ -390,8 +390,12 @@ def test_what_the_whole_batch_would_refuse() -> None:
 @pytest.mark.parametrize(
     ("model", "arguments", "told"),
     [
-        (nn.RNN(6, 2), [torch.randn(2, 6)], "a row for each of the 2 images .* got shape"),
-        (nn.Linear(6, 2), [torch.randn(4, 6), torch.randn(1, 6)], r"shapes \(4, 6\), \(1, 6\)"),
+        (nn.RNN(6, 2), [torch.randn(2, 6)], "a row for each of the 2 images .* got torch.float32"),
+        (
+            nn.Linear(6, 2),
+            [torch.randn(4, 6), torch.randn(1, 6)],
+            r"\(4, 6\), torch.float32 \(1, 6\)",
+        ),
         (nn.Linear(6, 2), ["a text"], "expected tensors with a row for each image, got none"),
         (nn.Linear(6, 2), [UserDict(x=torch.randn(4, 6))], r"in a UserDict; .* cache\(\*\*batch"),
         (nn.Linear(6, 2), [torch.randn(4, 6), [*"abcd"]], "a list of 4 entries, as many as images"),
