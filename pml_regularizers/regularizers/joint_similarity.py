@@ -15,7 +15,7 @@ linear kernel on the unit sphere, L_ec of a pair of classes is 2 - 2 S_IJ.
 `joint_similarity_ablations.py` has what the paper compares this with.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -31,9 +31,11 @@ from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..offered.losses.jrs_loss import JRSLoss
 
 
-def joint_kernel(rows: Mapping[str, Tensor], kernels: nn.ModuleDict) -> Tensor:
+def joint_kernel(
+    rows: Mapping[str, Tensor], kernels: Mapping[str, Callable[[Tensor], Tensor]] | nn.ModuleDict
+) -> Tensor:
     """K_ij = prod_l k^l(x_i^l, x_j^l), for kernels of the rows (N, D_l) of these names -> (N, N)."""
-    matrices: Iterable[Tensor] = (kernel(rows[name]) for name, kernel in kernels.items())
+    matrices = (kernel(rows[name]) for name, kernel in kernels.items())
     return reduce(torch.mul, matrices)  # eq. 8, its product
 
 

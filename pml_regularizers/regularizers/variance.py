@@ -39,8 +39,8 @@ class VarianceRegularizer(FeatureLoss, VarianceEstimationLoss, BaseRegularizer):
 
     Shape:
         features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
-        every row the same, or (m,). It comes from `attach(head)` or `attach(attention)`, or is passed,
-        as in `features=(pooled, attention.variance)`.
+        every row the same, or (m,). It comes from `attach(head)`, or `attach(attention, embedder=network)`, or is
+        passed, as in `features=(pooled, attention.variance)`.
 
     Raises:
         ValueError: if attached to a module without VEMAttention, or if the features do not fit.

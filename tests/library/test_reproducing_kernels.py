@@ -88,5 +88,4 @@ def test_derivatives_of_squared_distances() -> None:
     assert torch.autograd.gradcheck(squared_distances, [x])
     assert torch.autograd.gradgradcheck(squared_distances, [x])
     jacobian = torch.autograd.functional.jacobian(squared_distances, x)
-    for transform in (torch.func.jacrev, torch.func.jacfwd):
-        assert_close(transform(squared_distances)(x.detach()), jacobian)
+    assert_close(torch.func.jacrev(squared_distances)(x.detach()), jacobian)
