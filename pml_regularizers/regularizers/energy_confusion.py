@@ -66,6 +66,7 @@ class EnergyConfusionRegularizer(FeatureLoss, EnergyConfusionLoss, BaseRegulariz
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
+        >>> import torch
         >>> regularizer = EnergyConfusionRegularizer()
         >>> regularizer(torch.eye(4), torch.tensor([0, 0, 1, 1]))  # log(1 + 2)
         tensor(1.0986)
