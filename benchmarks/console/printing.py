@@ -1,5 +1,6 @@
 """Safe printing: texts from files and users, without characters that control a terminal or break a picture."""
 
+import os
 import re
 import sys
 from typing import Any
@@ -20,8 +21,16 @@ def is_plain(text: str) -> bool:
 
 def reason(error: BaseException) -> str:
     """The error as one short line; errors of our own parser go through `settings.one_line`."""
-    line = printable(" ".join(str(error).split())) or type(error).__name__
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    line = printable(" ".join(text.split())) or type(error).__name__
     return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
+
+
+def as_line(error: Exception) -> str:
+    """An error of ours as it is, one of the system's as `reason`."""
+    return reason(error) if isinstance(error, OSError) else str(error)
 
 
 def printable(text: str) -> str:

@@ -27,16 +27,22 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, so that the old or the new one is there, whole, even if the process is killed.
 
     Each writer has a temporary file of its own, so that of several at once the last one wins.
+
+    Raises:
+        OSError: naming the file, and not the temporary one.
     """
-    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
+    temporary = path.parent / f".{path.name}.{token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # makes room on a full disk
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()  # makes room on a full disk
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -69,6 +69,12 @@ def pixel_digest(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
+def _opened(path: Path) -> Image.Image:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise ValueError("it is no regular file")
+    return Image.open(path, formats=FORMATS)
+
+
 def read_image(path: Path, *, upright: bool = False, box: Box | None = None) -> Image.Image:
     """Read an image file as RGB.
 
@@ -83,7 +89,7 @@ def read_image(path: Path, *, upright: bool = False, box: Box | None = None) -> 
         DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, it cannot
             be decoded to its end, or the box lies outside.
     """
-    with reading(path), Image.open(path, formats=FORMATS) as file:
+    with reading(path), _opened(path) as file:
         image: Image.Image = file
         # Pillow would clip 16 bits to white; those of a PGM file it scales to 65,535.
         if file.mode.startswith("I;16") or (file.mode, file.format) == ("I", "PPM"):

@@ -42,6 +42,8 @@ def reading(path: Path) -> Iterator[None]:
 def unreadable(path: Path, error: Exception) -> DatasetError:
     """The error of a file whose content raised another one, with what to do."""
     why = f"{type(error).__name__}: {reason(error)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        why = reason(error).removeprefix(f"{path}: ")
     remedy = "; restore or replace it"
     if isinstance(error, PermissionError):
         remedy = "; allow this user to read it"

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.console.writing import InUseError, OwnedFolder, alone, replacing
+from benchmarks.console.writing import InUseError, OwnedFolder, alone, replace_file, replacing
 from tests.support.processes import ROOT, TIMEOUT
 
 COUNTER = """
@@ -29,6 +29,14 @@ def test_an_interrupted_file_leaves_the_old_one(tmp_path):
         raise KeyboardInterrupt
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path):
+    for path in (tmp_path / "nowhere" / "file", tmp_path):  # the second one is a folder
+        with pytest.raises(OSError) as caught:
+            replace_file(path, b"new")
+        assert caught.value.filename == f"{path}"
+    assert not [*tmp_path.parent.glob(".*.tmp")]
 
 
 def test_one_process_at_a_time_owns_a_folder(tmp_path):

@@ -1,5 +1,7 @@
 """`ImageSet`: the images of a listing as labelled tensors."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -165,12 +167,15 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     for content, why in (
         (whole[:-40], "OSError: image file is truncated.*"),
         (postscript, "UnidentifiedImageError: cannot identify image file .*"),
-        (None, "FileNotFoundError: .*No such file or directory.*"),
+        (None, "No such file or directory"),
     ):
         path.unlink() if content is None else path.write_bytes(content)
         line = rf"{path}: cannot be read \({why}\); restore (or replace it|it, or name another)$"
         with pytest.raises(DatasetError, match=line):
             read_image(path)
+    os.mkfifo(tmp_path / "2.jpg")  # nobody writes into it
+    with pytest.raises(DatasetError, match=r"2.jpg: .*it is no regular file"):
+        read_image(tmp_path / "2.jpg")
     Image.fromarray(pixels_of(0)[..., 0].astype(np.float32)).save(tmp_path / "1.tif")
     with pytest.raises(DatasetError, match=r"1.tif: .*does not define which value is white"):
         read_image(tmp_path / "1.tif")

@@ -182,7 +182,7 @@ def test_an_image_is_named_with_its_line(photographs, capsys):
     file = write(photographs, "path,label,bbox", *rows("a", ","), *rows("b", ',"[40, 0, 5, 5]"'))
     (photographs / "a1.png").write_bytes(b"damaged")
     damaged = f"{file}, line 3: {photographs / 'a1.png'}: cannot be read (UnidentifiedImageError"
-    missing = f"{file}, line 4: {photographs / 'a2.png'}: cannot be read (FileNotFoundError"
+    missing = f"{file}, line 4: {photographs / 'a2.png'}: cannot be read (No such file"
     outside = f"{file}, line 5: {photographs / 'b0.png'}: the box (40, 0, 45, 5) (left, top, right,"
     with pytest.raises(DatasetError, match=re.escape(outside)):
         ImageSet(table.read(file, photographs), "all").image(3)
@@ -333,7 +333,7 @@ def test_queries_with_nothing_to_find_are_counted(photographs, capsys):
 
 def test_a_table_that_cannot_be_read(photographs):
     file = photographs.with_suffix(".csv")
-    with pytest.raises(DatasetError, match=rf"{file}: cannot be read \(FileNotFoundError"):
+    with pytest.raises(DatasetError, match=rf"{file}: cannot be read \(No such file"):
         table.read(file, photographs)
     with pytest.raises(DatasetError, match=f"{file}: has no rows; expected one for each image"):
         read(photographs, "path,label")
