@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
 
 
 def _command(text: str) -> list[str]:
-    command = shlex.split(text)
+    try:
+        command = shlex.split(text)
+    except ValueError as error:  # an open quotation mark
+        raise argparse.ArgumentTypeError(f"expected a command, got {text!r}: {error}") from error
     if not command or which(command[0]) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no command here")
     return command
@@ -50,6 +53,7 @@ def make_launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Lau
     if options.ray == "local":  # it listens to the network, and reads this when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # 30 where machines are idle
     from benchmarks.studies.cluster import Cluster  # Ray is optional
 
     return Cluster(options, runs)

@@ -21,6 +21,7 @@ from benchmarks.records.steps import read_table
 from benchmarks.studies import jobs, launching
 from tests.support.processes import ROOT, TIMEOUT, TINY, environment, popen, rows
 
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # read when Ray is imported
 ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
 
 pytestmark = [
