@@ -20,9 +20,9 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 # Packages import late: `--help` and a misspelt setting need no torch.
-from benchmarks.console.arguments import command_parser, say
+from benchmarks.console.arguments import command_parser, say, user_path
 from benchmarks.console.failures import machine_failure
-from benchmarks.console.printing import PrintableError
+from benchmarks.console.printing import PrintableError, as_line
 from benchmarks.console.stopping import leave, signals_handled, workers_dismissed
 from benchmarks.records.files import file_digest, write_json
 from benchmarks.records.results import NonFiniteError, Run
@@ -68,9 +68,11 @@ TRAINING |= {f"data.{name}": "null" for name in UNUSED}
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = command_parser("evaluate", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of an export")
+    parser.add_argument(
+        "run", type=user_path, metavar="RUN", help="folder of a run, or of an export"
+    )
     where = "the result; default: evaluation.json in RUN, RUN-evaluation.json beside an export, then numbered"
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help=where)
+    parser.add_argument("--output", type=user_path, metavar="FILE.json", help=where)
     parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help=TRUST)
     group = parser.add_argument_group("settings", "as benchmarks/run.py --help describes them")
     for name in SETTINGS:
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(options, argv)
     except Exception as error:
         expected = isinstance(error, (PrintableError, OSError, NonFiniteError))
-        line = str(error) if expected else machine_failure(error)
+        line = as_line(error) if expected else machine_failure(error)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)

@@ -27,7 +27,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.arguments import (
+    at_least,
+    command_parser,
+    split_settings,
+    user_folder,
+    user_path,
+)
+from benchmarks.console.printing import as_line
 from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.console.writing import OwnedFolder, replace_file
 from benchmarks.settings.errors import ConfigError
@@ -61,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
         return int(options.run(options, settings, folder))
     except (RunFolderError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_line(error)}", file=sys.stderr)
         return 2
 
 
@@ -76,11 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run, kind=kind)
         command.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
         files = "a YAML file of settings; repeatable"
-        command.add_argument("--config", type=Path, action="append", default=[], help=files)
-        command.add_argument("--runs", type=Path, help=f"default: runs/{kind}/RECIPE")
+        command.add_argument("--config", type=user_path, action="append", default=[], help=files)
+        command.add_argument("--runs", type=user_folder, help=f"default: runs/{kind}/RECIPE")
 
     ranges = "YAML: {setting: {low, high, log, int} or {choices}}"
-    search.add_argument("--space", type=Path, required=True, help=ranges)
+    search.add_argument("--space", type=user_path, required=True, help=ranges)
     budget = "fixed once begun; default %(default)s"
     search.add_argument("--trials", type=at_least(1), default=50, help=budget)
     seed = "of the sampler and the trainings; default %(default)s"
@@ -93,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
     evaluate.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
-    compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    compare.add_argument("folders", nargs="+", type=user_path, metavar="FOLDER")
     compare.set_defaults(run=None)
     return parser
 

@@ -8,18 +8,18 @@ Student-t interval; methods are compared by paired differences over the seeds th
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.console.arguments import command_parser, say
+from benchmarks.console.arguments import command_parser, say, user_path
+from benchmarks.console.printing import as_line
 from benchmarks.records.results import load_run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
     parser = command_parser("report", __doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument("folders", nargs="+", type=user_path, metavar="RUN_FOLDER")
     where = "default: report.html in the run folder, comparison.html in the first of several"
-    parser.add_argument("--output", type=Path, metavar="FILE.html", help=where)
+    parser.add_argument("--output", type=user_path, metavar="FILE.html", help=where)
     parser.add_argument("--baseline", metavar="LABEL", help="default: the first run's")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
     options = parser.parse_args(arguments)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_html(runs, output, options.baseline)
     except (ValueError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(f"error: {as_line(error)}", file=sys.stderr)
         return 2
     say(f"{text}\nReport: {output}")
     return 0

@@ -24,7 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.arguments import (
+    at_least,
+    command_parser,
+    split_settings,
+    user_folder,
+    user_path,
+)
+from benchmarks.console.printing import as_line
 from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.console.writing import replace_file
 from benchmarks.records.results import about_as_long, has_thresholds
@@ -52,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
     add("--data.root", dest="root", metavar="DIR", help="the folder of your images")
     add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
-    add("--runs", type=Path, metavar="PATH", help="run folders; default: runs/studies/STUDY")
-    add("--output", type=Path, metavar="PATH", help="the page; default: study.md in --runs")
+    add("--runs", type=user_folder, metavar="PATH", help="run folders; default: runs/studies/STUDY")
+    add("--output", type=user_path, metavar="PATH", help="the page; default: study.md in --runs")
     add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
     trackers = "of Accelerate, such as wandb or wandb,mlflow: they get the rows of every run"
     add("--trackers", metavar="NAMES", help=trackers)
@@ -68,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(options, settings, partial(_command, *split_settings(whole)))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console.arguments import at_least, command_parser, split_settings
+from benchmarks.console.arguments import at_least, command_parser, split_settings, user_folder
+from benchmarks.console.printing import as_line
 from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import plan
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seeds", nargs="+", type=at_least(0), default=[1], metavar="N", help=which
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
+    parser.add_argument("--runs", type=user_folder, default=Path("runs"), metavar="DIR")
     add_arguments(parser, "so many runs at once; default: 1, with --ray as many as fit")
     parser.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
     options = parser.parse_args(argv)
@@ -50,9 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = plan(options.recipes, seeds, options.runs, settings)
         launcher = make_launcher(options, options.runs)
         queue = Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
+        options.runs.mkdir(parents=True, exist_ok=True)
         stopped = queue.run()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, OSError) as error:
+        print(f"error: {as_line(error)}", file=sys.stderr)
         return 2
     found = Counter(job.status for job in jobs)
     print(", ".join(f"{count} {status}" for status, count in found.items()))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console.arguments import command_parser, say
+from benchmarks.console.arguments import command_parser, say, user_path
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_table
 from benchmarks.settings.trusted import TRUST, trust
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return 2 if the table or a folder does not exist."""
     parser = command_parser("tables", __doc__)
     parser.add_argument("table", metavar="PAPER/TABLE[/ROWS]")
-    parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
+    parser.add_argument("--runs", nargs="+", type=user_path, metavar="FOLDER", help="default: runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
     parser.add_argument("--trust", action="append", default=[], metavar="MODULE", help=TRUST)
     options = parser.parse_args(argv)

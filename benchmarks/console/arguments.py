@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from math import isfinite
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -44,7 +45,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         if not re.fullmatch(INTEGER, text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+            raise argparse.ArgumentTypeError(f"expected an integer >={least}, got {text!r}")
         return int(text)
 
     return number
@@ -55,6 +56,27 @@ def decimal(text: str) -> float:
     if not re.fullmatch(DECIMAL, text) or not isfinite(float(text)):
         raise argparse.ArgumentTypeError(f"expected a number, got {text}")
     return float(text)
+
+
+def user_path(text: str) -> Path:
+    """A `type` for argparse and for settings: a path, in which ~ is the user's folder.
+
+    A shell writes that folder in `--runs ~/x`, but not in `--runs=~/x`.
+    """
+    if not os.fspath(text).strip():
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # no such user
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}: {error}") from error
+
+
+def user_folder(text: str) -> Path:
+    """A `type` for argparse: as `user_path`, of a folder that is there or can be made."""
+    folder = user_path(text)
+    if folder.exists() and not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}, which is none")
+    return folder
 
 
 def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,9 +8,8 @@ embedding layer: docs/export.md.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.console.arguments import command_parser
+from benchmarks.console.arguments import command_parser, user_path
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.trusted import TRUST, trust
 
@@ -18,11 +17,13 @@ from benchmarks.settings.trusted import TRUST, trust
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the folder with its error, and return the exit status: 2 if nothing was written."""
     parser = command_parser("export", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
+    parser.add_argument("run", type=user_path, metavar="RUN_FOLDER")
+    parser.add_argument(
+        "--output", type=user_path, required=True, metavar="FOLDER", help="new or empty"
+    )
     parser.add_argument(
         "--thresholds",
-        type=Path,
+        type=user_path,
         metavar="RUN_FOLDER",
         help="a tested run of the same method, for a network of all classes; default: the run's own",
     )

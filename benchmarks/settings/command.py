@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import jsonargparse
 
-from benchmarks.console.arguments import command_parser
+from benchmarks.console.arguments import command_parser, user_path
 from benchmarks.console.printing import printable
-from benchmarks.settings.class_paths import resolved
+from benchmarks.settings.class_paths import DESCRIBED, resolved
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment, WeightedLoss
 from benchmarks.settings.recipe_files import read_entry
@@ -25,6 +25,10 @@ DEFAULT_RECIPE = "glyphs/demo/binomial"
 
 GROUPS = ("data", "model", "optimization", "evaluation")
 """Settings that hold mappings."""
+
+WHOLE = {"losses": "[{loss: {class_path: ..., init_args: ...}, weight: ...}]"}
+WHOLE |= {key: "{class_path: ..., init_args: ...}" for key in DESCRIBED if key not in WHOLE}
+"""Settings that are given as a whole, and how they are written."""
 
 UNTYPED = ("model.trunk_args", "optimization.overrides")
 """Settings that hold values of any type."""
@@ -63,7 +67,7 @@ def parse(argv: Sequence[str]) -> Command:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     trust(given.trust)
-    entry = read_entry(given.recipe or DEFAULT_RECIPE)
+    entry = read_entry(DEFAULT_RECIPE if given.recipe is None else given.recipe)
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *map(read_yaml, given.config)]
     for layer in layers:
@@ -101,7 +105,7 @@ def _check_values(key: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             _check_values(f"{key}.{name}".lstrip("."), inner)
-    elif key in GROUPS:
+    elif key in GROUPS or (key == "model.ensemble" and value is not None):
         raise ConfigError(f"{key}: expected a mapping of settings, got {value!r}")
 
 
@@ -111,10 +115,19 @@ def _check_options(options: Sequence[str]) -> None:
     for value in options:
         if value.startswith("--"):
             name, equals, value = value.partition("=")
+            for key, form in WHOLE.items():
+                if re.match(rf"--{key}(\+?\.|\[)", name):
+                    raise ConfigError(
+                        f"{name.removeprefix('--')}: {key} is given as a whole; write --{key} '{form}'"
+                    )
             if not equals:
                 continue
         key = name.removeprefix("--")
-        if key in GROUPS or key.startswith(UNTYPED) or value.lstrip().startswith(("[", "{")):
+        if (
+            key in (*GROUPS, "model.ensemble")
+            or key.startswith(UNTYPED)
+            or value.lstrip().startswith(("[", "{"))
+        ):
             try:
                 content = load_yaml(value)
             except ValueError as error:
@@ -140,7 +153,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, jsonargparse.ArgumentParser]:
     text = "an entry of benchmarks/recipes; --list shows them"
     first.add_argument("--recipe", metavar="PAPER/TABLE/ROW", help=text)
     text = "a YAML file of settings; repeatable"
-    first.add_argument("--config", type=Path, action="append", default=[], help=text)
+    first.add_argument("--config", type=user_path, action="append", default=[], help=text)
     first.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     first.add_argument("--trust", metavar="MODULE", action="append", default=[], help=TRUST)
     first.add_argument("--print_config", action="store_true", help="print every default, and exit")

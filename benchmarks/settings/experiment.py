@@ -208,6 +208,8 @@ class Experiment:
             yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
+        if not self.label.strip():
+            yield f"label: expected a name for the rows of tables, got {self.label!r}"
         if weights is not None and weights.is_dir() and not any(weights.glob("*.safetensors")):
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:

@@ -129,6 +129,10 @@ def _unknown_row(row: str | None, table: str, content: Mapping[str, Any]) -> Con
 
 def read_entry(name: str) -> Entry:
     """Read the entry PAPER/TABLE/ROW; a ConfigError, which lists the existing ones, if there is no such entry."""
+    if name.count("/") != 2:
+        raise ConfigError(
+            f"recipe: expected PAPER/TABLE/ROW, got {name!r}; benchmarks/run.py --list shows them"
+        )
     table, _, row = name.rpartition("/")
     content = _content(table)
     if row not in content["trainings"]:

@@ -1,5 +1,6 @@
 """Types of settings: numbers with a range, which the parser reads as plain Python numbers, paths and classes."""
 
+import argparse
 import os
 import re
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from typing import Any
 
 from jsonargparse.typing import register_type
 
-from benchmarks.console.arguments import DECIMAL
+from benchmarks.console.arguments import DECIMAL, user_path
 
 # jsonargparse's own serializer is str, which makes a text of null.
-register_type(Path, os.fspath, Path, type_check=isinstance)
+register_type(Path, os.fspath, user_path, (argparse.ArgumentTypeError, TypeError), isinstance)
 
 
 def _number(name: str, kind: type, expected: str, inside: Callable[[Any], bool]) -> Any:

@@ -316,7 +316,7 @@ def test_a_damaged_file_is_named_in_one_line(make, capsys, name, content):
     assert main([str(folder)]) == 2
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
-    assert line.startswith(f"report: {folder / name}: ")
+    assert line.startswith(f"error: {folder / name}: ")
     assert "run that training again" in line or "delete it" in line
     assert captured.out == ""
     assert not (folder / "report.html").exists()

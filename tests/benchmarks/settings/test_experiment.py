@@ -55,6 +55,11 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--label=a\nb", "label: expected one line"),
     ("--losses=[]", "losses: expected at least one loss"),
     ("--losses=[{loss: {class_path: x.Y}, weight: .nan}]", "expected a finite number, got nan"),
+    ("--label= ", "label: expected a name"),
+    ("--recipe=", "recipe: expected PAPER/TABLE/ROW, got ''"),
+    ("--recipe=glyphs/demo", "recipe: expected PAPER/TABLE/ROW, got 'glyphs/demo'"),
+    ("--output=", "output: expected a path, got an empty text"),
+    ("data: {cache: ~nobody.here/x}", "data.cache: expected a path, got '~nobody.here/x'"),
     ("--data.fold=4", "data.fold: expected 0 to 3, one of"),
     ("--data.resize=40", "data.resize: "),
     ("--data.batch_size=81", "data.batch_size: expected a multiple of data.samples_per"),
@@ -74,6 +79,9 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--model={head: pca, ensemble: {stage: layer2}}", "model.head: an ensemble has its own"),
     ("--model.frozen_stages=4", "timm's stages of ResNet: layer1, "),
     ("--data=settings.yaml", "data: expected a mapping of settings, got 'settings.yaml'"),
+    ("--model.ensemble=true", "model.ensemble: expected a mapping of settings, got True"),
+    ("--miner.class_path=X", "miner.class_path: miner is given as a whole; write --miner '{"),
+    ("--losses[0].weight=2", "losses[0].weight: losses is given as a whole; write --losses '[{"),
     ("--optimization.overrides={model.head.fc: {lr: fast}}", "got {'lr': 'fast'}"),
     ("--optimization.overrides={model.head.fc: {learning_rate: 1}}", "Adam has no such setting"),
     (loss(f"{PML}.losses.ContrastLoss"), "losses[0].loss.class_path: cannot"),
@@ -143,6 +151,14 @@ def test_values_at_paths_are_read_as_the_parser_reads_them():
     ):
         with pytest.raises(ConfigError, match=re.escape(told)):
             changed(first, {path: value})
+
+
+def test_a_path_may_begin_with_the_users_folder(empty, monkeypatch):
+    """A shell leaves --output=~/x as it is."""
+    monkeypatch.setenv("HOME", f"{empty}")
+    (empty / "a.yaml").write_text("data: {cache: ~/cache}")
+    run = parse(["--config=~/a.yaml", "--output=~/x"]).experiment
+    assert (run.output, run.data.cache) == (empty / "x", empty / "cache")
 
 
 def test_layers_override_each_other(empty):

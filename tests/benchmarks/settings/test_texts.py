@@ -66,7 +66,7 @@ def test_a_text_is_no_other_value(name: str, trusting: Callable[..., None]) -> N
                 assert "losses.x.init_args" in str(error) and name in str(error)
                 refused += 1
             else:
-                assert name in TAKES_TEXT and got in (text, Path(text)), (name, value, got)
+                assert name in TAKES_TEXT and got in (text, Path(text).expanduser()), (name, got)
             assert value == before
     assert refused >= 2 * len(TEXTS)
 

@@ -93,6 +93,8 @@ def test_seeds(started, given, seeds):
         (["toy/table1/quick", "--ray"], "pip install '.[benchmarks,cluster]'"),
         (["toy/table1/quick", "--gpus-per-run=0.5"], "are Ray's; add --ray"),
         (["x", "--seeds", "0"], "at least one seed"),
+        (["x", "--runs", "/dev/null"], "--runs: expected a folder, got '/dev/null'"),
+        (["x", "--launcher", "'x"], "--launcher: expected a command, got"),
         (["x", "--launcher", "acelerate"], "is no command here"),
     ],
 )
