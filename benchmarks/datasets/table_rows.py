@@ -139,7 +139,9 @@ def read_rows(file: Path, group: str | None = None) -> list[Row]:
     with reading(file):
         with file.open("rb") as start:
             is_parquet = start.read(4) == b"PAR1"
-        header, *lines = _parquet(file, known) if is_parquet else _csv(file)
+        lines = _parquet(file, known) if is_parquet else _csv(file)
+        if (header := next(lines, None)) is None:
+            raise DatasetError(f"{file}: is empty; expected a line with the columns' names")
         columns = [name.strip() for name in header[1]]
         names = _names(file, columns, meanings)
         rows = []

@@ -196,5 +196,8 @@ def _line(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
     unknown = re.findall(
         r"(?:unrecognized arguments: --|Group '|option '|^Option ')([\w.-]+)", line
     )
-    close = get_close_matches(".".join(unknown), [*parser.get_defaults().keys()], n=1)
-    return f"{line}; did you mean {close[0]}?" if close else line
+    group, _, name = ".".join(unknown).rpartition(".")
+    keys = [*parser.get_defaults().keys()]  # of a namespace
+    known = {key.rpartition(".")[2]: key for key in keys if key.startswith(group)}
+    close = get_close_matches(name, known, n=1)
+    return f"{line}; did you mean {known[close[0]]}?" if close else line

@@ -36,6 +36,10 @@ def one_line(error: BaseException) -> str:
     )
     lines = [line for line in lines if line and not line.startswith(noise)]
     text = ": ".join(line.rstrip(":") for line in lines)
+    text = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", text)
+    text = text.replace(". Got value: ", ", got ")
+    if (given := re.search(r"Given value: (?!NestedArg)(.{,100})", message)) and "got " not in text:
+        text += f", got {given[1]}"
     text = re.sub(r'in "<unicode string>", (?=line)', "", text)
     text = re.sub(r"Not of type \w+: |Problem with given class_path '[\w.]+': ", "", text)
     return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))

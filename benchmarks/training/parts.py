@@ -29,6 +29,7 @@ def build_parts(
 ) -> tuple[TrainingState, Datasets, StepSampler]:
     """Read the data, build network, loss and optimizer from the experiment's seed, and take a trial step."""
     data, seed = experiment.data, experiment.seed
+    _check_places(experiment)
     # Before the network, whose weights may have to be fetched.
     datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
     steps = experiment.optimization.steps
@@ -82,6 +83,18 @@ def find_horde(loss: nn.Module) -> HORDELoss | None:
     """The HORDE loss whose orders and descriptor are tested, if there is one."""
     losses = [module for module in loss.modules() if isinstance(module, HORDELoss)]
     return losses[0] if len(losses) == 1 else None
+
+
+def _check_places(experiment: Experiment) -> None:
+    """Refuse to write among the images of a folder, where each folder is a class."""
+    data = experiment.data
+    places = {"output": experiment.output, "data.cache": data.cached_views and data.cache}
+    for setting, place in places.items() if data.dataset == "folder" else ():
+        if place and place.resolve().is_relative_to(data.root.resolve()):
+            raise ConfigError(
+                f"{setting}: {place} lies in data.root ({data.root}), whose folders are classes; choose a place "
+                "beside it"
+            )
 
 
 def _check_batch_norm(

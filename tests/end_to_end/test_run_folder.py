@@ -252,6 +252,14 @@ def test_a_replaced_image_is_not_trained_on(photographs, said, tmp_path):
     assert main(again) == 0
 
 
+def test_a_run_does_not_write_among_its_images(photographs, said):
+    """The next one would take its folders for classes without images, to be removed."""
+    place = photographs / "runs" / "x"
+    settings = [f"--data.root={photographs}", *SHORT, *OF_PHOTOGRAPHS, f"--output={place}"]
+    assert said(*settings, status=2).startswith(f"error: output: {place} lies in data.root")
+    assert not place.parent.exists()
+
+
 def test_a_folder_with_other_files_is_left_alone(data, said, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     (tmp_path / ".lock").touch()

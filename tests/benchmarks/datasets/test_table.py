@@ -337,6 +337,9 @@ def test_a_table_that_cannot_be_read(photographs):
         table.read(file, photographs)
     with pytest.raises(DatasetError, match=f"{file}: has no rows; expected one for each image"):
         read(photographs, "path,label")
+    file.write_bytes(b"")
+    with pytest.raises(DatasetError, match=f"{file}: is empty"):
+        table.read(file, photographs)
     text = "\n".join(["path,label", *rows("ab")]).encode()
     feather.write_feather(pyarrow.table({"path": ["a0.png"]}), arrow := BytesIO())
     for content in (gzip.compress(text), b"PK\3\4\0\0" + text, arrow.getvalue()):

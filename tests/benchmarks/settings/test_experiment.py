@@ -55,6 +55,9 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--label=a\nb", "label: expected one line"),
     ("--losses=[]", "losses: expected at least one loss"),
     ("--losses=[{loss: {class_path: x.Y}, weight: .nan}]", "expected a finite number, got nan"),
+    ("--data.augmentation=flip", "data.augmentation: expected one of 'multi_resolution', "),
+    ("--report=often", "report: Expected a bool: expected one of 'neighbours', got often"),
+    ("--precision=int8", "'fp16', got int8"),
     ("--label= ", "label: expected a name"),
     ("--recipe=", "recipe: expected PAPER/TABLE/ROW, got ''"),
     ("--recipe=glyphs/demo", "recipe: expected PAPER/TABLE/ROW, got 'glyphs/demo'"),
@@ -129,9 +132,18 @@ def test_a_mistake_is_one_line_and_status_2(argument, expected, empty, glyphs_ro
     assert [*empty.iterdir()] == before
 
 
-def test_a_hint_stays_in_its_group():
-    with pytest.raises(ConfigError, match=r"^model.ensemble: Option 'stages' is not accepted$"):
-        parse(["--model.ensemble.stages=layer1"])
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("model.ensemble.stages=layer1", "^model.ensemble: Option 'stages' is not accepted$"),
+        ("optimization.lr=1", "--optimization.lr=1$"),
+        ("steps=1", "--steps=1; did you mean optimization.steps"),
+        ("data.batch-size=1", "=1; did you mean data.batch_size"),
+    ],
+)
+def test_a_hint_stays_in_its_group(option, line):
+    with pytest.raises(ConfigError, match=line):
+        parse([f"--{option}"])
 
 
 def test_values_at_paths_are_read_as_the_parser_reads_them():
