@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.reporting.names import UNTRAINED, metric_name, row_name
 from benchmarks.reporting.paired import Paired, estimate
-from benchmarks.reporting.study_answer import NEAREST, asked, cost, duration, every_run, has_papers
+from benchmarks.reporting.study_answer import NEAREST, asked, cost, every_run, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -68,7 +68,6 @@ def study_tables(
 ) -> dict[str, Any]:
     """The values of the template; arguments as for `study_files`, and the findings beside the untrained network."""
     runs = every_run(results)
-    trained = sum(len(of) for row, of in results.items() if row not in study.untrained())
     seconds = sum(run["wall_time_s"] for run in runs)
     controls = [f for f in findings if f.comparison.family == CONTROL]
     judged = [f for f in findings if f.comparison.family != CONTROL]
@@ -96,8 +95,8 @@ def study_tables(
         "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
         "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
         "queries": "; ".join(asked(runs)),
-        "runs": trained if own else len(runs),
-        "time": duration(seconds) if own else f"{seconds / 3600:.1f} hours",
+        "runs": len(runs),
+        "hours": f"{seconds / 3600:.1f}",
         "dirty": any(run["dirty"] for run in runs),
         "processors": _processors(findings, results),
         "means": _means(results),
