@@ -152,14 +152,6 @@ def test_a_network_that_trains_nothing_is_tested_and_resumed(short, tmp_path):
     assert finished([*settings, "--resume"], folder)["metrics"] == record["metrics"]
 
 
-def test_fair_can_leave_the_test_classes_alone(short, tmp_path):
-    settings = [*short, "--protocol=fair", "--data.split=validation", "--evaluation.every=3"]
-    record = finished(settings, tmp_path / "run")
-    images = build_datasets(parse(settings).experiment.data, fair=True)
-    assert images.test is images.validation  # tested on what it was chosen by
-    assert record["metrics"][MAP] == record["selection"]["value"]
-
-
 def test_a_resumed_fair_run_keeps_its_choice(fair, short, tmp_path, monkeypatch):
     settings, folder, evaluate_point = [*short, *FAIR], tmp_path / "run", Curves.point
     with monkeypatch.context() as patch:

@@ -134,9 +134,6 @@ def check_gradients_arrive(case: Case, found: Measured) -> None:
             assert gradient is not None, name
 
 
-# The equations
-
-
 @each_loss
 def test_values_equal_the_oracles(case: Case) -> None:
     """A regular batch, one of two images, and one with a single image in each class."""
@@ -174,9 +171,6 @@ def test_gradients_by_finite_differences(name: str) -> None:
         )
 
 
-# Precision
-
-
 @each_loss
 def test_inputs_of_any_precision(case: Case, loss: nn.Module) -> None:
     """With and without autocast, to the bit."""
@@ -208,8 +202,6 @@ def test_parameters_keep_their_precision(case: Case, loss: nn.Module) -> None:
         for key, value in loss.state_dict().items():
             assert (value.dtype, value.data_ptr()) == (before[key].dtype, before[key].data_ptr())
 
-
-# Arguments that every loss of PML takes
 
 REDUCERS: dict[str, Callable[[], Any]] = {
     "AvgNonZeroReducer": reducers.AvgNonZeroReducer,
@@ -288,9 +280,6 @@ def test_an_embedding_regularizer_is_added(case: Case, batch: Batch) -> None:
     )
 
 
-# Tuples, labels, reference sets, features
-
-
 @each_loss
 def test_mined_tuples(case: Case, loss: nn.Module, batch: Batch) -> None:
     """Some of them make another value where the equation has tuples, and the same where it has none."""
@@ -351,9 +340,6 @@ def test_the_slot_of_embedding_regularizers(loss: nn.Module, batch: Batch) -> No
         expected = bare + 0.5 * call(loss, batch)
         feed(loss, batch)
         torch.testing.assert_close(outer(batch.embeddings, batch.labels), expected)
-
-
-# Batches
 
 
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -440,9 +426,6 @@ def test_nan_shows(case: Case, loss: nn.Module, batch: Batch) -> None:
         assert call(loss, batch).isnan(), part
         x.view(-1)[4] = kept
     assert call(loss, batch).isfinite()
-
-
-# State
 
 
 @each_loss

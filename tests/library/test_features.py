@@ -315,9 +315,6 @@ def test_the_embedder_is_told_by_a_head_alone() -> None:
             attach_all(losses.MultipleLosses([horde()]), source)
 
 
-# Wrong taps
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("make", "instead"),
@@ -371,9 +368,6 @@ def test_a_head_without_a_layer_has_the_embeddings_as_features() -> None:
         confusion(head(maps.requires_grad_()), labels)
 
 
-# Checkpointing and copies
-
-
 def test_reentrant_checkpointing_is_refused() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -415,9 +409,6 @@ def test_a_loss_stored_alone_holds_no_network_and_must_be_attached_again() -> No
     expected = loss(embeddings, labels)
     new_loss.attach(network.head.feature_map)
     assert torch.equal(new_loss(network(x), labels), expected)
-
-
-# Threads
 
 
 class Slow(FeatureLoss):

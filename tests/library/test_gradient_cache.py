@@ -269,9 +269,6 @@ def test_gradients_of_chosen_tensors() -> None:
         torch.autograd.grad(loss(cache(x), y), parameters)
 
 
-# Refusals
-
-
 @dataclass(slots=True)
 class Slotted:
     images: Tensor

@@ -151,9 +151,6 @@ class TestCaptureLossTerms:
             assert not any(module._forward_hooks for module in loss.modules())
 
 
-# One process or several
-
-
 def criterion() -> losses.MultipleLosses:
     """Half of the regularizers have weight 0 in the first step, which must not upset the processes."""
     return losses.MultipleLosses(

@@ -125,9 +125,6 @@ def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:
     assert_close(head(tokens, mask), head(tokens))
 
 
-# Width and layout of trunks
-
-
 class Fixed(nn.Module):
     """Gives features of one shape for any image, or for images of one size."""
 

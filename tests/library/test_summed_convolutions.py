@@ -92,8 +92,6 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert peak(checkpoint=True) < transform
 
 
-# Bias and variance
-
 X, Y = np.array([0.9, -0.5]), np.array([0.6, -0.7])
 
 

@@ -37,17 +37,6 @@ def test_tensors_are_counted_while_they_live_without_results_and_what_was_there(
     assert tensor_bytes(lambda: given.add_(1)) == 0
 
 
-def test_backward_passes_are_counted():
-    x = torch.zeros(1000, requires_grad=True)
-
-    def square() -> Tensor:
-        y = x.sin().exp()  # cos(x) and exp come in the backward pass, exp is kept for it
-        return torch.autograd.grad(y, x, torch.ones(1000))[0]
-
-    forward_only = tensor_bytes(lambda: x.detach().sin().exp())
-    assert tensor_bytes(square) >= 3 * FLOATS > forward_only
-
-
 def read_and_allocate(given: Tensor) -> None:
     given.sum()
     np.ones(100 * 2**17)

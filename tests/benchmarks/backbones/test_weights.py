@@ -84,9 +84,6 @@ def assert_holds(model: nn.Module, expected: dict[str, Tensor]) -> None:
         assert torch.equal(own[name], value), name
 
 
-# --------------------------------------------------------------------------------------- what loads
-
-
 @pytest.mark.parametrize("suffix", SAVE)
 def test_every_format_fills_the_model(tmp_path, suffix):
     model = Network()
@@ -127,9 +124,6 @@ def test_a_file_of_caffe_gives_googlenet_without_its_auxiliary_classifiers(tmp_p
         expected = expected.flip(1) if layer.startswith("conv1") else expected  # RGB, not BGR
         assert torch.equal(own.weight, expected)
         assert torch.equal(own.bias, published[f"{layer}.bias"].float())
-
-
-# ------------------------------------------------------------------------------------ what does not
 
 
 WRONG = {
@@ -206,9 +200,6 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
     with pytest.raises(ConfigError, match=line):
         load_weights(Network(), tmp_path / "file.pth")
     assert not Payload.ran
-
-
-# ------------------------------------------------------------------------------------- known files
 
 
 @pytest.mark.parametrize("known", ["sha1", "SHA256SUMS"])

@@ -155,9 +155,6 @@ def test_a_training_view_is_a_pure_function_of_index_and_seed(listing):
     assert_workers_see_the_same(dataset)
 
 
-# --------------------------------------------------------------------------------- files of images
-
-
 def test_an_image_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     path = tmp_path / "1.jpg"
     Image.fromarray(pixels_of(0)).resize((60, 60)).save(path)

@@ -65,9 +65,6 @@ def verify(root: Path, *words: str) -> int:
     return __main__.main(["verify", "table", f"--data.root={root}", f"--data.table={file}", *words])
 
 
-# ------------------------------------------------------------------------------------ what is read
-
-
 def test_a_table_of_oml(photographs):
     """Training rows leave the flags empty; "validation" tests, every image as a query and in the gallery.
 
@@ -173,9 +170,6 @@ def test_a_blank_behind_a_comma_is_no_part_of_a_cell(photographs):
     lines = ("path, label ,split", "a0.png, a, train", 'a1.png, "a",train', "b0.png,b, test")
     listing = read(photographs, *lines, "b1.png,b,test")
     assert listing.paths[0] == "a0.png" and listing.classes == ["a", "a", "b", "b"]
-
-
-# --------------------------------------------------------------------------------- what is refused
 
 
 def test_an_image_is_named_with_its_line(photographs, capsys):

@@ -97,8 +97,6 @@ def test_chunks_of_a_network_that_mixes_images_are_refused() -> None:
         trial.take_trial_step(experiment, state)
 
 
-# ----------------------------------------------------------------------------------- photographs
-
 RECIPE = ("--recipe=images/resnet50/binomial_horde", "--data.image_size=32", "--data.num_workers=0")
 
 
@@ -141,9 +139,6 @@ def test_nothing_is_fetched_for_what_cannot_start_and_the_values_that_fit_do(
     assert line.startswith("evaluation.descriptor: its PCA") and line.endswith("at most 9")
     line = refused(*small, "--evaluation.descriptor=false", "--evaluation.features=11")
     assert line.startswith("evaluation.features: 11 ") and line.endswith("at most 10")
-
-
-# ---------------------------------------------------------------------------------- the launcher
 
 
 REFUSED = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_OF_A_LATER_VERSION": "x"}
