@@ -227,8 +227,8 @@ def trying_out(jobs: Sequence[Job]) -> Iterator[Job]:
         try:
             check_launcher(job.experiment)
             check_trackers(job.experiment.trackers)
-            parts = build_parts(job.experiment, Accelerator())
-            listing = getattr(parts[1].test, "listing", None) if parts else None
+            _, datasets, _ = build_parts(job.experiment, Accelerator())
+            listing = getattr(datasets.test, "listing", None)
             if listing is not None and listing.fingerprint not in seen:
                 listed_digests(listing)
                 seen.add(listing.fingerprint)
