@@ -9,11 +9,13 @@ from dataclasses import replace
 from html import unescape
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.reporting import study_page
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_choice import choose
 from benchmarks.reporting.study_classes import by_class
@@ -60,8 +62,8 @@ def page_of(study: StudyFile, results: Any, **changes: Any) -> str:
     findings = judge(study, results, registered=registered)
     tried = {row: [] for row in study.rows} | changes.pop("tried", {})
     about = {"tried": tried, "registration": "Registered at `abc`.", **changes}
-    _, files = study_files("toy", study, findings, results, **about)
-    assert all(f"]({name})" in files["toy.md"].decode() for name in files if ".svg" in name)
+    with mock.patch.object(study_page, "study_figures", lambda *about: {}):  # which take long
+        _, files = study_files("toy", study, findings, results, **about)
     page = files["toy.md"].decode()
     return page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NON-BREAKING HYPHEN}", "-")
 
