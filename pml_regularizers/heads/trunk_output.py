@@ -28,8 +28,9 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
 
     The prefix tokens that a trunk does not state as `num_prefix_tokens` are those that are left over from a square.
 
-    >>> trunk_output(nn.Conv2d(3, 8, 3))
-    TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
+    Example:
+        >>> trunk_output(nn.Conv2d(3, 8, 3))
+        TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
     """
     check_module("trunk", trunk)
     image = trial_image(trunk) if image is None else image
