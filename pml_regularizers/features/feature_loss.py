@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, world_size
-from ..functional.checks import OwnArguments, check_batch, check_module
+from ..functional.checks import OwnArguments, came, check_batch, check_module
 from ..functional.precision import full_precision, without_autocast
 from ..unoptimized import watch
 from .feature_maps import FeatureModule, first_tensor
@@ -160,7 +160,6 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
             ValueError: if the sizes do not fit, or a reference set is passed.
             MissingFeaturesError: if there are no features, or those of another pass.
         """
-        reference = () if ref_emb is None else (full_precision(ref_emb), ref_labels)
         if not (self.takes_reference or (ref_emb is None and ref_labels is None)):
             raise ValueError(
                 f"ref_emb: {type(self).__name__} reads one batch, and no reference set; pass embeddings and labels "
@@ -171,7 +170,11 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
                 f"labels: {type(self).__name__} compares classes, and the slot embedding_regularizer= passes "
                 'none; add it to the loss instead: MultipleLosses({"metric": loss, "regularizer": regularizer})'
             )
-        check_batch(embeddings, labels)
+        check_batch(embeddings, labels, indices_tuple)
+        reference: tuple[Any, ...] = ()
+        if ref_emb is not None:
+            check_batch(ref_emb, ref_labels, kind="ref_")
+            reference = full_precision(ref_emb), ref_labels
         watch(self, embeddings)
         with self.reading(embeddings, features):
             loss: Tensor = super().forward(
@@ -199,6 +202,11 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
             )
         for name, value in given.items():
             first = first_tensor(value)
+            if not first.is_floating_point():
+                raise ValueError(
+                    f"features: expected floating point numbers of {name}, got {came(first)}; read what a layer "
+                    "returns, and no token numbers or indices"
+                )
             if not matches_batch(len(first), len(embeddings)):
                 raise MissingFeaturesError(
                     f"features: expected {name} of the {len(embeddings)} embeddings"

@@ -79,12 +79,22 @@ def check_module(name: str, x: object, way_out: str = "wrap it in one") -> None:
         raise ValueError(f"{name}: expected a torch.nn.Module, got {type(x).__name__}; {way_out}")
 
 
-def check_batch(embeddings: Any, labels: Any) -> None:
-    """Raise a ValueError for embeddings that are no floating point tensor, and for labels that are no tensor."""
+def check_batch(embeddings: Any, labels: Any, tuples: Any = None, kind: str = "") -> None:
+    """Raise a ValueError for embeddings that are no floating point tensor, labels that are no tensor, odd tuples.
+
+    `kind` is "ref_" for a reference set, whose embeddings are `ref_emb`.
+    """
     if not isinstance(labels, Tensor | None):
         raise ValueError(
-            f"labels: expected a tensor, got {type(labels).__name__}; pass torch.as_tensor(labels)"
+            f"{kind}labels: expected a tensor, got {type(labels).__name__}; pass torch.as_tensor(labels)"
         )
+    if tuples is not None:
+        parts = list(tuples) if isinstance(tuples, tuple | list) else [tuples]
+        if len(parts) not in (3, 4) or not all(isinstance(part, Tensor) for part in parts):
+            raise ValueError(
+                "indices_tuple: expected 3 or 4 tensors, as PML's miners return, got "
+                f"{', '.join(map(came, parts)) or 'none'}"
+            )
     if isinstance(embeddings, Tensor) and embeddings.is_floating_point():
         return
     way_out = "call loss(embeddings, labels)"
@@ -93,7 +103,8 @@ def check_batch(embeddings: Any, labels: Any) -> None:
             f"pass the tensor in it, such as output.{floating(embeddings, 'sentence_embedding')}"
         )
     raise ValueError(
-        f"embeddings: expected a floating point tensor (N, E), got {came(embeddings)}; {way_out}"
+        f"{'ref_emb' if kind else 'embeddings'}: expected a floating point tensor (N, E), got {came(embeddings)}; "
+        f"{way_out}"
     )
 
 

@@ -30,8 +30,9 @@ class PairLoss(OwnArguments, GenericPairLoss):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        check_batch(embeddings, labels)
+        check_batch(embeddings, labels, indices_tuple)
         if ref_emb is not None:
+            check_batch(ref_emb, ref_labels, kind="ref_")
             ref_emb = full_precision(ref_emb)
         with without_autocast(embeddings):
             return super().forward(

@@ -184,6 +184,23 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
     ),
     *(
+        (partial(loss, X, LABELS, tuples), f"indices_tuple: expected 3 or 4 tensors, .* got {came}")
+        for loss in (EnsembleLoss(CONTRASTIVE, 2), BinomialDevianceLoss())
+        for tuples, came in ((PAIR, r"torch.int64 \(1,\), torch"), ([[0], [1], [2]], "list, list"))
+    ),
+    *(
+        (partial(loss, X, LABELS, ref_emb=x, ref_labels=y), told)
+        for loss in (EnsembleLoss(CONTRASTIVE, 2), BinomialDevianceLoss())
+        for x, y, told in (
+            (LABELS, LABELS, r"ref_emb: .* got torch\.int64"),
+            (X, [0], "ref_labels:"),
+        )
+    ),
+    *(
+        (partial(loss, X, LABELS, features=x.long()), "features: .* floating .* got torch.int64")
+        for loss, x in ((horde(), MAP), (powers(), POOLED), (JRSRegularizer(), POOLED))
+    ),
+    *(
         (partial(horde().split_orders, torch.zeros(shape)), r"descriptors: .* \(M, 22\), .* got")
         for shape in ((3, 21), (22,))
     ),
