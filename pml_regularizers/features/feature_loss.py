@@ -74,7 +74,7 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
                 the module that comes after the stage.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
             pool: "avg" averages a map (N, C, H, W), or tokens, over their positions, for a loss that reads pooled
-                features.
+                features. Padding counts as well, except in an `EmbeddingHead` that gets the mask.
 
         Returns the loss itself.
 
