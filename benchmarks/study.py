@@ -68,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--finish", action="store_true", help="then train the recommended method on all classes")
     options = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if options.root:
+    if options.root is not None:
         settings = [f"--data.root={options.root}", *settings]
-    if options.trackers:
+    if options.trackers is not None:
         settings = [f"--trackers=[{options.trackers.strip('[]')}]", *settings]
     try:
         return _run(options, settings, partial(_command, *split_settings(whole)))

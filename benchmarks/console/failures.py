@@ -22,7 +22,7 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def machine_failure(error: BaseException | None, place: Path | None = None) -> str | None:
-    """One line about too little memory, workers that were killed for it, or a disk; None for anything else.
+    """One line about too little memory, workers that were killed for it, a disk, or a file of the run; or None.
 
     Args:
         error: The error; those that it came of are looked at, too.
@@ -45,8 +45,10 @@ def machine_failure(error: BaseException | None, place: Path | None = None) -> s
                     f"{shown}; the data-loader workers lack shared memory or were killed: set --data.num_workers 0 "
                     "or fewer, or give them more (docker run --shm-size 8g)"
                 )
-        if isinstance(error, OSError) and error.errno in DISK:
+        if isinstance(error, OSError):
             where, again = error.filename or place or "the disk", " with --resume" if place else ""
-            return f"{where}: {error.strerror}; repair that, and rerun the same command{again}"
+            inside = place is not None and Path(f"{where}").is_relative_to(place)
+            if error.errno in DISK or (inside and error.filename):
+                return f"{where}: {error.strerror}; repair that, and rerun the same command{again}"
         error = error.__cause__ or error.__context__
     return None

@@ -23,6 +23,17 @@ class InUseError(PrintableError, ValueError):
 
 
 @contextmanager
+def _named(path: Path, temporary: Path) -> Iterator[None]:
+    """Name a file in the system's errors about the temporary one, or about what is in it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).is_relative_to(temporary):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write, so that the old or the new one is there, whole, even if the process is killed.
 
@@ -33,16 +44,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.parent / f".{path.name}.{token_hex(4)}.tmp"
     try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
+        with _named(path, temporary):
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()  # makes room on a full disk
-        if isinstance(error, OSError) and error.filename == str(temporary):
-            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -141,7 +151,7 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial")
     work = partial / "work"
     try:
-        with OwnedFolder(partial, patience=math.inf if wait else 0):
+        with _named(target, partial), OwnedFolder(partial, patience=math.inf if wait else 0):
             try:
                 shutil.rmtree(work, ignore_errors=True)
                 work.mkdir()

@@ -61,7 +61,8 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> list[str]
                 let_others_read(file)
             folder.rename(output.absolute())
     except (InUseError, OSError) as error:
-        raise ConfigError(f"--output: {output}: {reason(error)}") from error
+        why = reason(error).removeprefix(f"{output.absolute()}: ")
+        raise ConfigError(f"--output: {output}: {why}") from error
     told = known_or_unknown(trained.thresholds or {})
     if told and trained.another is not None:
         told.append("This is approximate: a network of fewer classes was tested.")

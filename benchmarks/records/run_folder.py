@@ -152,11 +152,13 @@ def _read(path: Path, identity: dict[str, Any] | None, remedy: str) -> dict[str,
     """Load a checkpoint, which must have the SHA-256 of its name and be of this run."""
     import torch
 
-    if not path.exists() or path.stem.rpartition("-")[2] != file_digest(path):
-        raise RunFolderError(
-            f"{path}: missing or damaged (its SHA-256 is not the one in its name); {remedy}"
-        )
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.stem.rpartition("-")[2] != file_digest(path):
+            raise ValueError("its SHA-256 is not the one in its name")
+        state: dict[str, Any] = dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # of a file by somebody else, too
+        why = f"{error}" if type(error) is ValueError else type(error).__name__
+        raise RunFolderError(f"{path}: missing or damaged ({why}); {remedy}") from error
     if identity is not None and "run" in state:  # in the best weights, older code did not write it
         for change in run_changes(state["run"], identity):
             raise RunFolderError(

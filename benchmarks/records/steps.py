@@ -17,6 +17,7 @@ from pathlib import Path
 
 from record_keeper import RecordKeeper, RecordWriter
 
+from benchmarks.console.arguments import say
 from benchmarks.console.writing import replace_file
 from benchmarks.records.files import damage_named
 
@@ -55,6 +56,8 @@ class StepTables:
                     f"{path}: its first {size} bytes are not those that the checkpoint was written after; put them "
                     f"back, or {REMEDY}"
                 )
+        for lost in sorted((ends or {}).keys() - {path.stem for path in kept}):
+            say(f"{folder / lost}.csv is missing: its rows so far stay lost")
         for path, content in kept.items():
             replace_file(path, content)
         tables = [path.stem for path, content in kept.items() if content]
@@ -87,7 +90,8 @@ class StepTables:
         try:
             self._keeper.save_records()
         except sqlite3.Error as error:
-            raise OSError(errno.EIO, str(error), str(self.folder / "logs.db")) from error
+            why = f"{error}; {REMEDY}" if type(error) is sqlite3.DatabaseError else f"{error}"
+            raise OSError(errno.EIO, why, str(self.folder / "logs.db")) from error
 
     def ends(self) -> dict[str, tuple[int, str]]:
         """The ends of the tables so far, to cut them back later."""

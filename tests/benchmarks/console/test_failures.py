@@ -43,6 +43,10 @@ def test_a_full_disk_is_told_of_a_run_and_of_others():
     line = "No space left on device; repair that, and rerun the same command"
     assert machine_failure(error) == f"the disk: {line}"
     assert machine_failure(error, Path("runs/x")) == f"runs/x: {line} with --resume"
+    gone = FileNotFoundError(errno.ENOENT, "No such file or directory", "runs/x/records/a.csv")
+    told = "No such file or directory; repair that, and rerun the same command with --resume"
+    assert machine_failure(gone, Path("runs/x")) == f"runs/x/records/a.csv: {told}"
+    assert machine_failure(gone, Path("runs/y")) is None
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():

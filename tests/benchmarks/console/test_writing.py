@@ -32,10 +32,14 @@ def test_an_interrupted_file_leaves_the_old_one(tmp_path):
 
 
 def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path):
-    for path in (tmp_path / "nowhere" / "file", tmp_path):  # the second one is a folder
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "x", tmp_path):  # the second one is a folder
         with pytest.raises(OSError) as caught:
             replace_file(path, b"new")
         assert caught.value.filename == f"{path}"
+    with pytest.raises(OSError) as caught, alone(tmp_path / "file" / "x"):
+        pass
+    assert caught.value.filename == f"{tmp_path / 'file' / 'x'}"
     assert not [*tmp_path.parent.glob(".*.tmp")]
 
 

@@ -1,5 +1,7 @@
 """Checkpoints are of the run that reads them, and a kill leaves no more of them than a save."""
 
+import hashlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,19 @@ def test_a_checkpoint_of_another_run_is_refused(kind, key, tmp_path):
         path.rename(mine / "checkpoints" / path.name)
     with pytest.raises(RunFolderError, match=f"{kind}_0.* is of a run with {key}: "):
         load_checkpoint(mine, identity)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    """Also where somebody else made it, with the digest in its name."""
+    content = pickle.dumps(tmp_path, protocol=2)  # no tensor
+    digest = hashlib.sha256(content).hexdigest()
+    folder = tmp_path / "checkpoints"
+    (folder / "step_000000008-x.pt").mkdir(parents=True)
+    (folder / f"step_000000009-{digest}.pt").write_bytes(content)
+    for name, why in (("step_000000009", "UnpicklingError"), ("step_000000008", "IsADirectory")):
+        with pytest.raises(RunFolderError, match=rf"{name}-.*missing or damaged \({why}.*delete"):
+            load_checkpoint(tmp_path)
+        next(folder.glob(f"{name}*")).rename(tmp_path / name)
 
 
 def test_settings_that_change_no_result_may_differ(tmp_path):

@@ -81,7 +81,7 @@ def test_resume_equals_an_unbroken_log(tmp_path, unbroken, torn_bytes, step):
     assert not list(folder.glob(".*")), "a temporary file was left"
 
 
-def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken):
+def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken, capsys):
     ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
     (unbroken / "training.csv").write_bytes(
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
@@ -90,6 +90,9 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken):
     with pytest.raises(ValueError, match=r"training\.csv: its first \d+ bytes"):
         StepTables(unbroken, ends)
     assert csv_files(unbroken) == files
+    (unbroken / "training.csv").unlink()  # as the error says
+    StepTables(unbroken, ends)
+    assert "training.csv is missing: its rows so far stay lost" in capsys.readouterr().out
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
