@@ -129,6 +129,7 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
         if accelerator.is_main_process:
             command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
             session = {"command": command, **describe_machine(), "finished": now()}
+            output = _output(options)  # another command may have written the first one meanwhile
             output.parent.mkdir(parents=True, exist_ok=True)
             write_json(output, session | info)
             page, data = compare([Run(options.run, info)]), info["data"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.console.arguments import at_least, command_parser, user_path
+from benchmarks.console.arguments import at_least, command_parser, user_folder
 from benchmarks.console.printing import reason
 
 SIDE = 96  # pixels
@@ -38,7 +38,7 @@ def write(folder: Path, classes: int) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was written, and return the exit status: 2 if the folder is not new or empty."""
     parser = command_parser("datasets.drawn", __doc__)
-    parser.add_argument("folder", type=user_path, metavar="FOLDER", help="new or empty")
+    parser.add_argument("folder", type=user_folder, metavar="FOLDER", help="new or empty")
     parser.add_argument("--classes", type=at_least(2), default=100, help="default: 100")
     options = parser.parse_args(arguments)
     folder = options.folder
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{folder}: holds files; choose a new folder")
         images = write(folder, options.classes)
     except OSError as error:
-        parser.error(f"{folder}: {reason(error)}")
+        parser.error(reason(error))
     print(f"{folder}: {images:,} images")
     return 0
 

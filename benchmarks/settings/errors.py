@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
     lines = [line for line in lines if line and not line.startswith(noise)]
     text = ": ".join(line.rstrip(":") for line in lines)
     text = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", text)
-    text = text.replace(". Got value: ", ", got ")
+    text = re.sub(r"\. Got value:? ?(.*)", lambda match: f", got {match[1] or repr('')}", text)
     if (given := re.search(r"Given value: (?!NestedArg)(.{,100})", message)) and "got " not in text:
         text += f", got {given[1]}"
     text = re.sub(r'in "<unicode string>", (?=line)', "", text)

@@ -58,6 +58,7 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--data.augmentation=flip", "data.augmentation: expected one of 'multi_resolution', "),
     ("--report=often", "report: Expected a bool: expected one of 'neighbours', got often"),
     ("--precision=int8", "'fp16', got int8"),
+    ("--losses=", "losses: Expected a list, got ''"),
     ("--label= ", "label: expected a name"),
     ("--recipe=", "recipe: expected PAPER/TABLE/ROW, got ''"),
     ("--recipe=glyphs/demo", "recipe: expected PAPER/TABLE/ROW, got 'glyphs/demo'"),
