@@ -80,9 +80,13 @@ class FeatureLoss(OwnArguments, BaseMetricLossFunction):
 
         Raises:
             ValueError: if `source` is none of these, lacks a stage, or contains several heads; without an
-                `embedder`, if its stages are no children of an `EmbeddingHead`.
+                `embedder`, if its stages are no children of an `EmbeddingHead`; for a `pool` without a use.
         """
         stages = self._stages(source)
+        if pool is not None and "pooled" not in stages:
+            raise ValueError(
+                f"pool: {type(self).__name__} reads {', '.join(stages)}, which is not pooled; leave it out"
+            )
         tap = FeatureTap(stages, embedder=embedder, frozen=frozen, pool=pool)
         self.detach().tap = tap
         return self

@@ -128,10 +128,12 @@ class FeatureTap:
                 "EmbeddingHead; write attach(trunk, embedder=head), with the network itself where it returns them, "
                 "or pass features= in each call"
             )
-        stage = stages.get("pooled" if pool else "feature_map")
-        self._channels_last = getattr(stage, "output_fmt", "") == "NHWC"  # timm's
-        prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
-        self._prefix_tokens: int | None = prefix  # None: not known
+        self._channels_last = getattr(stages.get("pooled"), "output_fmt", "") == "NHWC"  # timm's
+        # 0 of the stages of a head; None: not known
+        self._prefix_tokens = {
+            name: getattr(x, "num_prefix_tokens", 0 if isinstance(x, nn.Identity) else None)
+            for name, x in stages.items()
+        }
         self._calls = ThreadStack()
         self._handles = [
             embedder.register_forward_pre_hook(_Hook(self, _START)),
@@ -187,7 +189,7 @@ class FeatureTap:
                 f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
             )
         if x.ndim == 3 and (name == "feature_map" or (name == "pooled" and self._pool)):
-            count, side = self._prefix_tokens, isqrt(x.shape[1])
+            count, side = self._prefix_tokens[name], isqrt(x.shape[1])
             if count is None:  # 14 * 14 + 1 of a vision transformer
                 count = int(side >= 3 and x.shape[1] == side * side + 1)
             if count:

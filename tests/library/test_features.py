@@ -337,14 +337,15 @@ def test_a_tap_on_the_embeddings_is_refused(make: Any, instead: str, training: b
                 loss(view(head(maps)), labels)
 
 
-def test_tokens_that_are_no_positions_are_refused() -> None:
+@pytest.mark.parametrize("pool", [None, "avg"])  # which another loss beside it may need
+def test_tokens_that_are_no_positions_are_refused(pool: Any) -> None:
     """timm's transformers tell how many these are; a block of theirs does not."""
     fc, (_, labels) = nn.Linear(CHANNELS, WIDTH), images()
     for prefix, count, refused in ((5, 54, 5), (None, 50, 1), (0, 50, 0), (None, 49, 0)):
         trunk = nn.Linear(3, CHANNELS)
         if prefix is not None:
             trunk.num_prefix_tokens = prefix
-        loss = horde().attach(trunk, embedder=fc)
+        loss = attach_all(horde(), trunk, embedder=fc, pool=pool)
         embeddings = fc(trunk(torch.randn(8, count, 3)).mean(dim=1))
         told = rf"num_prefix_tokens={refused}\) .*tokens\[:, {refused}:\]"
         with pytest.raises(MissingFeaturesError, match=told) if refused else nullcontext():

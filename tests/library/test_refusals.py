@@ -165,6 +165,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: VarianceRegularizer()(X, features=POOLED), r"shapes \(6, 5\); pass \(pooled, att"),
     # HORDE
     (lambda: horde(reducer=reducers.SumReducer()), r"\(ContrastiveLoss\(reducer="),
+    (lambda: horde().attach(head(), pool="avg"), "pool: HORDELoss reads feature_map, .* leave it"),
     (lambda: horde(order=None), "order: expected a whole number of at least 2, got None"),
     (lambda: horde(order_weights=[1.0, 1.0]), "order_weights: .*, or 3 of them, got"),
     (lambda: horde(order_weights="max"), "order_weights: .* one of sum, mean; got 'max'"),
