@@ -72,15 +72,12 @@ def both(make: Callable[[], nn.Module], size: int, net: Callable[[], nn.Module] 
         assert_same(in_chunks(*again, x + step, y, size=size), whole(*pair, x + step, y))
 
 
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [
+def test_a_batch_of_12_images() -> None:
+    for case, size in (
         *(("triplet", 5), ("JRD", 5), ("HORDE of arcface", 5), ("variance in a slot", 5)),
         *(("several", 1), ("several", 5), ("several", 40)),
-    ],
-)
-def test_a_batch_of_12_images(case: str, size: int) -> None:
-    both(CASES[case], size)
+    ):
+        both(CASES[case], size)
 
 
 def test_a_miner_sees_the_whole_batch() -> None:
@@ -347,27 +344,24 @@ def test_without_gradients_the_embeddings_have_none() -> None:
         torch.testing.assert_close(loss(embeddings, y), loss(net(x), y))
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
+def test_nothing_changes_between_the_passes() -> None:
+    for change, told in (
         (lambda net, x: net.eval(), "which of its modules train, have changed"),
         (lambda net, x: net.trunk.requires_grad_(False), "have changed since the call"),
         (lambda net, x: net.head.fc.weight.data.add_(1), "gave other embeddings"),
         (lambda net, x: torch.nn.init.zeros_(net.head.fc.weight), "its weights, or"),
         (lambda net, x: x.add_(1), "modified by an inplace operation"),
         (lambda net, x: x.numpy().fill(1), "gave other embeddings"),
-    ],
-)
-def test_nothing_changes_between_the_passes(change: Any, told: str) -> None:
-    _, x, y = share(None)
-    net, loss = Net(nn.Dropout(0.1)).double(), losses.ContrastiveLoss()
-    cache = GradientCache(net, loss, 5)
-    for _ in range(2):  # nor after the first step
-        loss(cache(x), y).backward()
-    value = loss(cache(x), y)
-    change(net, x)
-    with pytest.raises(RuntimeError, match=told):
-        value.backward()
+    ):
+        _, x, y = share(None)
+        net, loss = Net(nn.Dropout(0.1)).double(), losses.ContrastiveLoss()
+        cache = GradientCache(net, loss, 5)
+        for _ in range(2):  # nor after the first step
+            loss(cache(x), y).backward()
+        value = loss(cache(x), y)
+        change(net, x)
+        with pytest.raises(RuntimeError, match=told):
+            value.backward()
 
 
 def test_what_the_whole_batch_would_refuse() -> None:
@@ -384,9 +378,8 @@ def test_what_the_whole_batch_would_refuse() -> None:
         GradientCache(nn.Sequential(net, Mixing(Tensor.detach)), loss, 5)(x).sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("model", "arguments", "told"),
-    [
+def test_what_cannot_be_split_or_joined() -> None:
+    for model, arguments, told in (
         (nn.RNN(6, 2), [torch.randn(2, 6)], "a row for each of the 2 images .* got torch.float32"),
         (
             nn.Linear(6, 2),
@@ -400,8 +393,6 @@ def test_what_the_whole_batch_would_refuse() -> None:
         (nn.Linear(6, 2), [Slotted(torch.randn(4, 6))], "split the tensors in a Slotted"),
         (Mixing(lambda x: x.argmax(1)), [torch.randn(4, 6)], "returns embeddings"),
         (Mixing(lambda x: (x, object())), [torch.randn(4, 6)], "got object; return the embed"),
-    ],
-)
-def test_what_cannot_be_split_or_joined(model: nn.Module, arguments: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        GradientCache(model, losses.ContrastiveLoss(), 2)(*arguments)
+    ):
+        with pytest.raises(ValueError, match=told):
+            GradientCache(model, losses.ContrastiveLoss(), 2)(*arguments)

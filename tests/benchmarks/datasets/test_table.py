@@ -192,9 +192,8 @@ CORNERS = ", line 5, column x_1, y_1, x_2, y_2: expected left < right and top < 
 BOX = ", line 5, column bbox: expected [left, top, width, h"
 
 
-@pytest.mark.parametrize(
-    ("head", "row", "line"),
-    [
+def test_a_fault_names_file_line_and_column(photographs):
+    for head, row, line in (
         ("path,class", "a0.png,a", ": expected a column label or identity, got path, class; the"),
         ("path,label,identity", "a0.png,a,a", ": has columns label and identity, which mean the"),
         ("path,label,x_1", "a0.png,a,3", ": expected a column y_1, got path, label, x_1; the"),
@@ -213,14 +212,12 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         ("path,label,note", 'b0.png,b,"1\n2"', ", line 5: lists b0.png as line 2 does; remove one"),
         ("path,label,bbox", 'a0.png,a,"[1, 2, 0, 4]"', BOX),
         ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,0.1,0.1,0.9,0.9", CORNERS),
-    ],
-)
-def test_a_fault_names_file_line_and_column(photographs, head, row, line):
-    more = {"split": "test", "is_query": "1"}
-    cells = "".join(f",{more.get(name, '')}" for name in head.split(",")[2:])
-    file = write(photographs, head, *rows("b", cells), row)
-    with pytest.raises(DatasetError, match=re.escape(f"{file}{line}")):
-        table.read(file, photographs, default=None)
+    ):
+        more = {"split": "test", "is_query": "1"}
+        cells = "".join(f",{more.get(name, '')}" for name in head.split(",")[2:])
+        file = write(photographs, head, *rows("b", cells), row)
+        with pytest.raises(DatasetError, match=re.escape(f"{file}{line}")):
+            table.read(file, photographs, default=None)
 
 
 def test_flags_that_exclude_each_other_are_refused(photographs):

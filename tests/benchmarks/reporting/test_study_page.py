@@ -80,18 +80,18 @@ def answer_of(study: StudyFile, results: Any) -> str:
     return page_of(study, results).split("\n\n")[1]
 
 
-@pytest.mark.parametrize(
-    ("gains", "answer"),
-    [
+def test_the_answer_says_how_many_and_how_much():
+    for gains, answer in (
         ({"a": 0.1, "b": -0.1, "c": 0.2}, f"still allows is {0.2 + HALF:.2f} points"),
         ({"a": -2, "b": -3, "c": -2}, "still allows is 0.00 points"),
-        ({"a": 2, "b": -2, "c": 0}, f"**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {WIDTH}"),
+        (
+            {"a": 2, "b": -2, "c": 0},
+            f"**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {WIDTH}",
+        ),
         ({"a": 2, "b": -2, "c": 0}, f"**1 shows harm**: -2.00 ± {WIDTH} points of "),
         ({}, "No comparison is decided: no main one is measured."),
-    ],
-)  # fmt: skip
-def test_the_answer_says_how_many_and_how_much(gains, answer):
-    assert answer in answer_of(*made(gains))
+    ):
+        assert answer in answer_of(*made(gains))
 
 
 def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
@@ -338,37 +338,34 @@ def with_untrained(gains: dict[str, float], **untrained: float) -> tuple[StudyFi
     }
 
 
-@pytest.mark.parametrize(
-    ("gains", "white", "row", "lead"),
-    [
+def test_a_training_must_beat_the_untrained_network():
+    """By the study's rule: a tenth of a point is too little."""
+    for gains, white, row, lead in (
         ({"a": 2.0, "b": 0.0}, 1.0, "a", "Recommended: loss + A. Training raises "),
         ({"a": 2.0, "b": 0.0}, 1.9, "white", "Recommended: whitened. Train nothing: "),
         ({"a": 0.0, "b": 0.0}, -1.0, "base", "Recommended: plain <loss>. Training raises "),
         ({"a": 0.1, "b": -1.0}, 0.3, "white", "Recommended: whitened. Train nothing: "),
         ({}, 1.0, "white", "Best so far: whitened. Nothing is trained yet; "),
-    ],
-)
-def test_a_training_must_beat_the_untrained_network(gains, white, row, lead):
-    """By the study's rule: a tenth of a point is too little."""
-    study, results = with_untrained(gains or {"a": 0.0, "b": 0.0}, pca=-3.0, white=white)
-    if not gains:
-        results |= {of: {} for of in ("base", "a", "b")}
-    findings = judge(study, results)
-    assert choose(study, findings, results).row == row
-    first, method, *more = told(study, results)
-    assert method.startswith(lead)
-    page = page_of(study, results)
-    said = " ".join([first, method, *more, answer_of(study, results)])
-    assert "90.0" not in said and "raining lost" not in said
-    if gains:
-        best = "a" if gains["a"] else "base"  # of no gain, the one with the highest mean
-        beside = f"{gains['a'] - white:+.1f}"
-        assert f"by {beside} (" in method and f"from {50 + white:.1f} of 100" in method
-        assert f"Beside `white`, `{best}` has {beside} points" in page
-        assert "## Does training pay?" in page
-        assert starred(study, results) == {LABELS[row]}
-    else:
-        assert "`white`: 51.0 %" in page
+    ):
+        study, results = with_untrained(gains or {"a": 0.0, "b": 0.0}, pca=-3.0, white=white)
+        if not gains:
+            results |= {of: {} for of in ("base", "a", "b")}
+        findings = judge(study, results)
+        assert choose(study, findings, results).row == row
+        first, method, *more = told(study, results)
+        assert method.startswith(lead)
+        page = page_of(study, results)
+        said = " ".join([first, method, *more, answer_of(study, results)])
+        assert "90.0" not in said and "raining lost" not in said
+        if gains:
+            best = "a" if gains["a"] else "base"  # of no gain, the one with the highest mean
+            beside = f"{gains['a'] - white:+.1f}"
+            assert f"by {beside} (" in method and f"from {50 + white:.1f} of 100" in method
+            assert f"Beside `white`, `{best}` has {beside} points" in page
+            assert "## Does training pay?" in page
+            assert starred(study, results) == {LABELS[row]}
+        else:
+            assert "`white`: 51.0 %" in page
 
 
 def test_more_trainings_are_advised_only_where_chance_lies_in_them():

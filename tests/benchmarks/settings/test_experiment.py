@@ -133,18 +133,15 @@ def test_a_mistake_is_one_line_and_status_2(argument, expected, empty, glyphs_ro
     assert [*empty.iterdir()] == before
 
 
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
+def test_a_hint_stays_in_its_group():
+    for option, line in (
         ("model.ensemble.stages=layer1", "^model.ensemble: Option 'stages' is not accepted$"),
         ("optimization.lr=1", "--optimization.lr=1$"),
         ("steps=1", "--steps=1; did you mean optimization.steps"),
         ("data.batch-size=1", "=1; did you mean data.batch_size"),
-    ],
-)
-def test_a_hint_stays_in_its_group(option, line):
-    with pytest.raises(ConfigError, match=line):
-        parse([f"--{option}"])
+    ):
+        with pytest.raises(ConfigError, match=line):
+            parse([f"--{option}"])
 
 
 def test_values_at_paths_are_read_as_the_parser_reads_them():
@@ -186,9 +183,9 @@ def test_layers_override_each_other(empty):
     assert run.output == Path("runs/glyphs-demo-binomial_horde-seed4")
 
 
-@pytest.mark.parametrize(
-    ("argv", "name"),
-    [
+def test_the_folder_is_named_after_what_is_run(empty):
+    """A label holds for the losses and the miner that it was given with."""
+    for argv, name in (
         (["--recipe=images/resnet50/binomial", "--data.root=p/shop"], "images-resnet50-binomial"),
         (["--data={dataset: folder, root: p/shop}", "--label=mine"], "shop-test_resnet-mine"),
         (["--label=mine + ../HORDE"], "glyphs-test_resnet-mine-..-HORDE"),
@@ -197,12 +194,9 @@ def test_layers_override_each_other(empty):
         (["--miner={class_path: a.M}"], "glyphs-test_resnet-BinomialDevianceLoss-M"),
         (["--config=own.yaml", loss(CONTRASTIVE)], "glyphs-resnet18-ContrastiveLoss"),
         ([loss(CONTRASTIVE), "--label", "mine"], "glyphs-test_resnet-mine"),
-    ],
-)
-def test_the_folder_is_named_after_what_is_run(argv, name, empty):
-    """A label holds for the losses and the miner that it was given with."""
-    (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
-    assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
+    ):
+        (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
+        assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
 
 
 def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty):

@@ -84,9 +84,8 @@ def test_seeds(started, given, seeds):
     assert [*started] == [f"toy-table1-quick-seed{seed}" for seed in seeds]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes_end_before_anything_starts(started, capsys):
+    for arguments, message in (
         (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
         (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
         (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
@@ -96,17 +95,15 @@ def test_seeds(started, given, seeds):
         (["x", "--runs", "/dev/null"], "--runs: expected a folder, got '/dev/null'"),
         (["x", "--launcher", "'x"], "--launcher: expected a command, got"),
         (["x", "--launcher", "acelerate"], "is no command here"),
-    ],
-)
-def test_mistakes_end_before_anything_starts(started, capsys, arguments, message):
-    try:
-        status: Any = main(arguments)
-    except SystemExit as usage:
-        status = usage.code
-    captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "")
-    assert message in captured.err.splitlines()[-1]
-    assert list(Path().iterdir()) == []
+    ):
+        try:
+            status: Any = main(arguments)
+        except SystemExit as usage:
+            status = usage.code
+        captured = capsys.readouterr()
+        assert (status, captured.out) == (2, "")
+        assert message in captured.err.splitlines()[-1]
+        assert list(Path().iterdir()) == []
 
 
 def test_goes_on_and_names_what_became_of_each_run(started, capsys):
