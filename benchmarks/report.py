@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 from benchmarks.console.arguments import command_parser, say, user_path
 from benchmarks.console.printing import as_line
+from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.records.results import load_run
 
 
+@signals_handled(leave)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
     parser = command_parser("report", __doc__)

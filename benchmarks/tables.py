@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.console.arguments import command_parser, say, user_path
+from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_table
 from benchmarks.settings.trusted import TRUST, trust
 
 
+@signals_handled(leave)
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return 2 if the table or a folder does not exist."""
     parser = command_parser("tables", __doc__)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from benchmarks.console.arguments import at_least, command_parser, user_folder
 from benchmarks.console.printing import reason
+from benchmarks.console.stopping import leave, signals_handled
 
 SIDE = 96  # pixels
 
@@ -35,6 +36,7 @@ def write(folder: Path, classes: int) -> int:
     return len(glyphs)
 
 
+@signals_handled(leave)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what was written, and return the exit status: 2 if the folder is not new or empty."""
     parser = command_parser("datasets.drawn", __doc__)

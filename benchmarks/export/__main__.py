@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.console.arguments import command_parser, user_path
+from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.trusted import TRUST, trust
 
 
+@signals_handled(leave)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the folder with its error, and return the exit status: 2 if nothing was written."""
     parser = command_parser("export", __doc__)

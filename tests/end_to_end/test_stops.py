@@ -243,6 +243,18 @@ def test_sigterm_to_a_launcher_saves(launcher, data, tmp_path):
     assert state is not None and state["step"] >= 5
 
 
+@pytest.mark.parametrize("module", ["tabulate", "numpy"])  # imported at the start, and later
+def test_ctrl_c_prints_no_traceback_while_a_command_imports(module, tmp_path):
+    stop = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    (tmp_path / f"{module}.py").write_text(stop)
+    words = [sys.executable, "-m", "benchmarks.tables", "glyphs/demo"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert done.stderr.strip() in ("", "stopped")
+
+
 def test_signals_that_come_together_are_one(monkeypatch):
     later: list[int] = []
     monkeypatch.setattr(stopping, "TOGETHER", math.inf)
