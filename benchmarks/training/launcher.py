@@ -46,7 +46,6 @@ def start(experiment: Experiment) -> Accelerator:
         mixed_precision=experiment.mixed_precision,
         gradient_accumulation_steps=1,
         step_scheduler_with_optimizer=False,
-        log_with=experiment.trackers or None,
         project_dir=experiment.output,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
     )
