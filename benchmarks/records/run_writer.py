@@ -163,7 +163,7 @@ class RunWriter:
         work["sessions"] = [*before, {"from_step": step, **session}]
         trackers = self.info.get("trackers", {})
         if tracked := self._trackers.start(
-            self.path.name, self.identity["config"], trackers, purge_step=step + 1 if saved else 0
+            self.path.name, self.identity["config"], trackers, step if saved else None
         ):
             work["trackers"] = tracked
         if not before:  # the sessions show whether other code or another machine resumed it

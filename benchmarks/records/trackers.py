@@ -44,7 +44,7 @@ class Trackers:
         self._works = bool(names)
 
     def start(
-        self, run: str, config: Mapping[str, Any], before: Mapping[str, str], purge_step: int
+        self, run: str, config: Mapping[str, Any], before: Mapping[str, str], step: int | None
     ) -> dict[str, str]:
         """Start a run in each tracker, or continue the one before.
 
@@ -53,7 +53,7 @@ class Trackers:
             config: Its settings, which a new run gets.
             before: What this method returned when the run began: {tracker: identifier of its run}, of those that
                 can continue it.
-            purge_step: First step whose rows of an earlier session TensorBoard hides.
+            step: The step that it continues from, or None: TensorBoard hides an earlier session's later rows.
 
         Raises:
             ConfigError: if one does not start.
@@ -61,7 +61,7 @@ class Trackers:
         settings: dict[str, dict[str, Any]] = {
             "wandb": {"name": run, "resume": "allow", "id": before.get("wandb")},
             "mlflow": {"run_name": run, "run_id": before.get("mlflow")},
-            "tensorboard": {"purge_step": purge_step},
+            "tensorboard": {"purge_step": 0 if step is None else step + 1},
         }
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
         continued: dict[str, str] = {}

@@ -99,10 +99,10 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path, monkeypatch):
     """As a tracker of Accelerate's."""
     # Names of its files end in a process's count of them, and 10 would be read before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
-    for first, last in ((1, 9), (6, 12)):
+    for step, first, last in ((None, 1, 9), (5, 6, 12)):
         accelerator = Accelerator(cpu=True, project_dir=tmp_path)
         trackers = Trackers(accelerator, ["tensorboard"])
-        trackers.start("run", {"seed": 0}, {}, purge_step=first)
+        trackers.start("run", {"seed": 0}, {}, step)
         trackers.log({"training": training_rows(first, last)})
         accelerator.end_training()
     events = EventAccumulator(str(tmp_path / PROJECT)).Reload().Scalars("training/loss")
@@ -162,5 +162,7 @@ def test_describe_code(tmp_path, monkeypatch):
     assert describe_code() == unknown, "no git"
 
 
-def test_peak_memory_is_in_gib():
+def test_a_processor_has_a_name_and_instructions_and_memory_is_in_gib(monkeypatch):
+    monkeypatch.setattr("platform.processor", lambda: "A")  # Linux knows more of it
+    assert ", " in provenance.describe_hardware()["processor"]
     assert 0.05 < provenance.peak_memory()["host"] < 50
