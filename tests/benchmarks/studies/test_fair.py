@@ -31,12 +31,12 @@ def evaluated(tmp_path):
             for fold, (value, recall) in enumerate(folds):
                 data = {"split": "test", "fold": fold, "folds": len(folds)}
                 config = {"label": name, "seed": seed, "data": data, "losses": [name]}
-                config |= {"evaluation": {"recall_at": [1], "clustering": False}}
+                config |= {"evaluation": {"recall_at": [1], "clustering": True}}
                 config |= {"model": {"embedding_size": 2}}
                 run = folder / f"seed{seed}-fold{fold}"
                 run.mkdir(parents=True)
                 metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
-                record = record_of(config, value, metrics=metrics, **changes)
+                record = record_of(config, value, metrics=metrics | {"F1": 0.5}, **changes)
                 write_json(run / "run.json", record)
                 vectors = EMBEDDINGS[fold % 2]
                 np.savez(run / "test_embeddings.npz", embeddings=vectors, labels=LABELS)
@@ -49,9 +49,7 @@ LABELS = np.array([0, 0, 1, 1])
 # Degrees on the circle, at various lengths: an ensemble that forgets to normalise follows the long ones.
 ANGLES = np.radians([[0.0, 80.0, 30.0, 200.0], [0.0, 5.0, 100.0, 140.0]])
 LENGTHS = np.array([[9.0, 9.0, 9.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
-EMBEDDINGS = (np.stack([LENGTHS * np.cos(ANGLES), LENGTHS * np.sin(ANGLES)], axis=-1)).astype(
-    np.float32
-)
+EMBEDDINGS = np.float32(np.stack([LENGTHS * np.cos(ANGLES), LENGTHS * np.sin(ANGLES)], axis=-1))
 
 
 def interval(values: Sequence[float], sign: str = "") -> str:
@@ -72,6 +70,7 @@ def test_the_ensemble_by_hand(evaluated):
     np.fill_diagonal(cosines, -9)
     assert cosines.argmax(axis=1).tolist() == [1, 0, 0, 2]
     assert method.numbers["ensemble"][0]["recall_at_1"] == 3 / 4
+    assert method.numbers["ensemble"][0]["F1"] == pytest.approx(0.4), "{0, 1, 2} and {3}"
 
 
 def test_three_kinds_of_number_in_three_tables_paired_by_the_seeds_that_both_have(

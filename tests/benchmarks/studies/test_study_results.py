@@ -93,6 +93,7 @@ def test_rows_may_have_test_classes_of_their_own(folders, trained_by, capsys):
     assert command("--data.root=a") == 0
     trained_by(lambda jobs: pytest.fail("nothing is to train"))
     assert command("--data.root=a") == 0
+    assert kept_study().labels()["new2"] == "new, new2", "another row has its label"
     Path("draw1.txt").write_text("class0\nclass3\n")
     assert command("--data.root=a") == 2
     assert "was measured on other images" in capsys.readouterr().err

@@ -34,8 +34,8 @@ def command(*options: str) -> int:
 def finish(job: Job, recall: float, **changes: Any) -> None:
     about = {"label": job.training.rpartition("/")[2], "seed": job.seed, "config": job.config}
     metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
-    measured = {"metrics": metrics, "hardware": {"processor": "A"}, "wall_time_s": 3600.0}
-    begun = {"started": "2026-03-01T00:00:00+00:00", "commit": "new"}
+    measured = {"metrics": metrics, "hardware": {"processor": "A", "cores": 2, "gpus": []}}
+    begun = {"started": "2026-03-01T00:00:00+00:00", "commit": "new", "wall_time_s": 3600.0}
     write_record(job.folder, **about | measured | begun | changes)
 
 
