@@ -227,7 +227,7 @@ def test_other_outputs_and_scores_only_on_request(measured):
     assert record["outputs"]["descriptor"] == plain["outputs"]["descriptor"]
     assert record["metrics"].items() >= plain["metrics"].items()
     assert record["metrics"].keys() - plain["metrics"].keys() == {"NMI", "AMI", "F1"}
-    assert {"seen_same_class_cosine", "unseen_same_class_cosine"} <= curve.keys() - {*plain_curve}
+    assert {"seen_same_class_cosine", "unseen_features_rank"} <= curve.keys() - {*plain_curve}
 
     model, images, _ = last_network(measured["everything"])
     with torch.no_grad():
