@@ -34,7 +34,7 @@ def test_a_study_of_ones_own_file_prints_commands_that_run(toy, trained_by, past
     trained_by(lambda jobs: [finish(job, 0.5 + job.seed / 10) for job in jobs])
     assert study.main(arguments) == 0
     page = Path("runs/studies/small/study.md").read_text()
-    words = pasted(re.search(r"by `(python -m benchmarks\.study .*?)`: ", page)[1])
+    words = pasted(re.search(r"by `(python -m benchmarks\.study .*?)`", page)[1])
     assert words == ["-m", "benchmarks.study", *arguments]
     trained_by(lambda jobs: pytest.fail("nothing is to train"))
     capsys.readouterr()
