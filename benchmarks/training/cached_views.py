@@ -8,6 +8,7 @@ image is kept too, and of the tested classes this one alone, which serves the ru
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,7 +125,12 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         output, data = self._lowered(self.images[0][0][None]), self.experiment.data
         needed = output.nbytes * len(self) * (self.views + 1)
         folders = (data.cache.absolute(), *data.cache.absolute().parents)
-        free = psutil.disk_usage(next(folder for folder in folders if folder.exists())).free
+        above = next(folder for folder in folders if folder.exists())
+        if not (above.is_dir() and os.access(above, os.W_OK)):
+            raise ConfigError(
+                f"data.cache: expected a folder to write to, got {data.cache}; choose another one"
+            )
+        free = psutil.disk_usage(above).free
         if needed > min(data.cache_gib * 2**30, free):
             raise ConfigError(
                 f"data.cached_views: {needed / 2**30:.2g} GiB are needed, data.cache_gib allows "

@@ -34,7 +34,8 @@ def expected_failure(error: BaseException, experiment: Experiment) -> str | None
         if isinstance(error, DatasetError) and experiment.data.dataset != "glyphs":
             said += f"; {verify_command(vars(experiment.data))} finds all files of this kind"
         return said
-    line = machine_failure(error, experiment.output)
+    places = experiment.output, experiment.data.cache
+    line = next(filter(None, (machine_failure(error, place) for place in places)), None)
     if line is None and isinstance(error, StepError):
         place = experiment.output
         line = f"{error}; {place}/run.json has the traceback; once that is mended, --resume goes on"

@@ -140,6 +140,9 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(cached, tmp_path, capsys):
     run = [*cached, cache, steps, "--report=false", f"--output={tmp_path / 'run'}"]
     assert main([*run, "--data.cache_gib=1e-3"]) == 2
     assert "data.cached_views: 0.0" in capsys.readouterr().err
+    forget()
+    assert main([*run, "--data.cache=/dev/null/x"]) == 2
+    assert "data.cache: expected a folder to write to, got /dev/null/x" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     forget()
     assert main(run) == 0
