@@ -57,9 +57,8 @@ def test_each_query_by_hand(ranking, classes, monkeypatch):
     t = rows[0.1]["threshold"]
     reached, allowed = sorted((other for other, _ in scores), reverse=True), len(scores) // 10
     assert reached[allowed] < t + 1e-6 and t - 1e-6 < reached[allowed - 1]
-    assert rows[0.1]["true_positives"] == np.mean(
-        [own > other and own >= t for other, own in known]
-    )
+    right = [own > other and own >= t for other, own in known]
+    assert rows[0.1]["true_positives"] == np.mean(right)
     wrong = [own <= other and other >= t for other, own in known]
     assert rows[0.1]["misnamed"] == np.mean(wrong) and any(wrong)
     u = found["unknown"]["threshold"]
@@ -103,3 +102,5 @@ def test_the_rates_are_the_true_ones_and_limits_in_a_larger_gallery():
         assert told.true_positives < right.double().mean()
     with pytest.raises(ValueError, match="no threshold is of use"):
         judge(found, 1000 * n)
+    with pytest.raises(ValueError, match="expected queries with other images of their class"):
+        identify(queries[:50], torch.arange(50))

@@ -57,9 +57,8 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
     for name in ("recall_at_1", "mean_average_precision_at_r", "r_precision"):
         assert found["metrics"][name] == record["metrics"][name]
     assert "recall_at_3" in found["metrics"] and "parts" in found["outputs"]
-    for test in ("verification", "identification"):
-        assert found[test] == record[test]
-    assert found["per_class"] == record["per_class"]
+    for name in ("verification", "identification", "per_class"):
+        assert found[name] == record[name]
     assert found["data"]["content"] == record["data"]["content"]
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     output = printed(capsys)

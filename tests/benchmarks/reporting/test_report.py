@@ -95,6 +95,7 @@ def test_the_start_of_the_baseline_is_a_row(make):
     rows = table(text)
     assert [row["method"] for row in rows] == ["A", "B", "C", "before training"]
     assert rows[-1]["Recall@1 (%)"].startswith("65.00 ± ") and rows[-1]["seeds"] == "2"
+    assert "± is the half-width" in text and "A row of one seed has no interval" in text
     below = table(text, 1)
     assert [row["method"] for row in below] == ["B", "before training"]
     assert below[1]["Recall@1"].startswith("+25.00")

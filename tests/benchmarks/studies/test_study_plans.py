@@ -60,9 +60,11 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by):
     said, of = registration()
     assert "6 of 6 tests were not made under it" in said
     assert of == {"1": False, "2": False}
-    # Also on a page that is drawn elsewhere, from the runs.
-    assert command("--page-only", "--output=elsewhere.md") == 0
-    assert "6 of 6 tests were not made" in Path("elsewhere.md").read_text().replace("\n", " ")
+    # Also on a published page, which is drawn from the runs and names none of their folders.
+    assert command("--page-only", "--output=docs/page.md") == 0
+    page = Path("docs/page.md").read_text().replace("\n", " ")
+    assert "6 of 6 tests were not made" in page and "benchmarks.study" not in page
+    assert Path("results/page.json").is_file()
 
 
 def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(tested):
