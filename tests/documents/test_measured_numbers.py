@@ -133,3 +133,13 @@ def test_the_commits_are_in_the_history() -> None:
     commits, history = sources(r"`([0-9a-f]{7,40})`"), git("rev-list", "HEAD")
     assert commits
     assert [name for name in commits if f"\n{name}" not in f"\n{history}"] == []
+
+
+INTERVAL = re.compile(r"(\d+\.\d+)\s(?:±|\+-)\s(\d+\.\d+)")
+
+
+def test_the_requests_to_pml_have_the_numbers_of_the_pages() -> None:
+    pages = INTERVAL.findall("\n".join(page.read_text() for page in PAGES))
+    requests = [INTERVAL.findall(path.read_text()) for path in (ROOT / "upstream").glob("*.md")]
+    assert sum(map(len, requests)) > 50
+    assert set().union(*requests) <= set(pages)

@@ -139,3 +139,30 @@ def test_missing_packages_are_those_that_no_present_one_brings():
     missing = {*offline_bundle.missing_packages("3.12", offline_bundle.PRESENT)}
     assert {"pytorch-metric-learning", "docstring-parser"} <= missing  # needed, and what that needs
     assert not {"torch", "numpy", "typing-extensions", "faiss-cpu"} & missing
+
+
+def test_a_second_opening_changes_nothing_and_a_newer_bundle_takes_the_place(
+    project, data, tmp_path, monkeypatch
+):
+    first, target = make(tmp_path / "first", data), tmp_path / "target"
+    (data["photographs"] / "a" / "1.jpg").unlink()
+    (project / "code" / "file.py").write_text("changed")
+    git(project, "commit", "-q", "-a", "-m", "changed")
+    commit = git(project, "rev-parse", "HEAD")
+    second = make(tmp_path / "second", data)
+    make(second, data)  # a bundle may be made again
+    open_bundle(first, tmp_path / "beside a clone")
+    assert git(project, "rev-parse", "HEAD") == commit  # it keeps its own repository
+    copy = copy_files(project, monkeypatch)
+    open_bundle(first, target)
+    before = {path: path.stat().st_mtime_ns for path in [*target.rglob("*"), copy / ".git"]}
+    open_bundle(first, target)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    open_bundle(second, target)
+    left = {path.name for path in (target / "photographs" / "photographs").rglob("*.*")}
+    assert left == {"2.png", "ü.jpg"}
+    assert git(copy, "rev-parse", "HEAD") == commit
+    assert git(copy, "status", "--porcelain") == ""
+    git(copy, "commit", "-q", "--allow-empty", "-m", "made here")
+    open_bundle(first, target)
+    assert git(copy, "rev-parse", "HEAD^") == commit  # is not lost

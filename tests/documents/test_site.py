@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +68,16 @@ def test_equations_are_mathml(site: Path) -> None:
         assert not re.search(r"</p>\s*<math", plain), page.name
         for equation in re.findall(r"<math.*?</math>", text, re.DOTALL):
             assert not re.search(r"\\|>&(amp;)?<", equation), page.name
+
+
+def test_a_page_gets_the_repositorys_address_and_no_image_of_github(monkeypatch) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs, of the extra docs, is not installed")
+    from tools.site_hooks import on_page_markdown
+
+    actions, badge = "../../actions/workflows/ci.yml", "![Python](docs/assets/badge_python.svg)"
+    text = f"[![CI]({actions}/badge.svg)]({actions}) {badge}\n```bash\n%s\n```"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    for address in ("ADDRESS_OF_THIS_REPOSITORY", "https://example.org/me/mine"):
+        shown = on_page_markdown(text % "git clone ADDRESS_OF_THIS_REPOSITORY", page)
+        assert shown == f"{badge.replace('docs/', '')}\n```bash\ngit clone {address}\n```"
+        monkeypatch.setenv("REPOSITORY", "https://example.org/me/mine")

@@ -357,3 +357,10 @@ def test_many_processes_find_what_one_finds(pool, name, count):
     assert sum(of_one["ranked"] for of_one in together) == alone["ranked"]
     if name != "two":
         assert max(of_one["ranked"] for of_one in together) < alone["ranked"]
+
+
+def test_a_model_that_maps_everything_to_one_point_retrieves_nothing():
+    vectors, labels = torch.randn(32).half().repeat(40, 1), torch.arange(40) // 4
+    found = measured(vectors, labels, recall_at=(1, 36, 37), unit=True)
+    assert found.pop("recall_at_37") == 1
+    assert len(found) == 4 and not any(found.values())

@@ -93,3 +93,13 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert peak(partial(summed_products, checkpoint=True)) < projection
     half = partial(summed_products, checkpoint=False, dtype=torch.bfloat16)
     assert peak(half) < 2 / 3 * stored
+
+
+@either
+def test_matrices_changed_before_the_backward_pass_are_an_error(checkpoint: bool) -> None:
+    x, matrices = draw(requires_grad=True)
+    value = summed_products(x, matrices, checkpoint=checkpoint).sum()
+    with torch.no_grad():
+        matrices[0].zero_()
+    with pytest.raises(RuntimeError, match="has been modified inplace"):
+        value.backward()
