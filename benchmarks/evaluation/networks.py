@@ -7,11 +7,13 @@ from typing import Any
 
 import timm
 from timm.data import resolve_model_data_config
+from torch import nn
 
 from benchmarks.backbones import register
 from benchmarks.building.network import STARTING_WEIGHTS, EmbeddingModel, build_model
 from benchmarks.console.printing import reason
 from benchmarks.evaluation.closed_form import load_head
+from benchmarks.records.files import damage_named
 from benchmarks.records.results import Run, load_run
 from benchmarks.records.run_folder import (
     HEAD,
@@ -39,7 +41,7 @@ def load_network(folder: Path) -> RunNetwork:
     """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
 
     Raises:
-        ConfigError: if the folder has no such checkpoint.
+        ConfigError: if the folder has no such checkpoint, or not the layer that the test makes.
     """
     try:
         run = load_run(folder)
@@ -64,14 +66,31 @@ def load_network(folder: Path) -> RunNetwork:
         if experiment.precision == "float64":
             network.double()
         network.load_state_dict(state["model"])
-        if experiment.model.replacement and (head := run.file(HEAD)).exists():
-            network.head.fc = load_head(head).to(next(network.parameters()).dtype)
     except ConfigError as error:
         raise ConfigError(f"{settings}: {error}") from error
     except RuntimeError as error:
         line = f"{settings}: describes another network than the checkpoint holds"
         raise ConfigError(f"{line} ({reason(error)}); put the run's own back") from error
+    if kind := experiment.model.replacement:
+        network.head.fc = _layer_of_test(run, kind).to(next(network.parameters()).dtype)
     return RunNetwork(run, experiment, state["step"], network)
+
+
+def _layer_of_test(run: Run, kind: str) -> nn.Linear:
+    """The layer that a run's test has made; a ConfigError if it is not there."""
+    if run.info["status"] != "finished":  # one that is there may belong to other weights
+        raise ConfigError(
+            f"{run.folder}: has no embedding layer yet, which its test makes of {kind}; go on with the run by "
+            "--resume"
+        )
+    try:
+        path, remedy = run.file(HEAD), "put it back, or run that training again"
+        if not path.exists():
+            raise ValueError(f"{path}: is missing; {remedy}")
+        with damage_named(path, remedy):
+            return load_head(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def load_export(folder: Path) -> tuple[Any, dict[str, Any]]:

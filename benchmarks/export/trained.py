@@ -114,11 +114,6 @@ def load_trained(folder: Path) -> Trained:
             f"{folder}: timm has no {type(part).__name__}, and it has no fold(linear) to merge it into the "
             "embedding layer"
         )
-    if isinstance(head, EmbeddingHead) and not isinstance(head.fc, nn.Linear):
-        raise ConfigError(
-            f"{folder}: has no embedding layer yet, which its test makes (model.head none); go on with the run by "
-            "--resume"
-        )
     head.normalize = True  # as it was tested
     size = image_size(experiment.data, network.trunk)
     noise = torch.Generator().manual_seed(0)

@@ -101,14 +101,13 @@ def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
     assert read_json(tmp_path / "again.json")["metrics"] == record["metrics"]
     assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
 
-    (folder / "head.npz").unlink()
+    mark_unfinished(folder)  # what is left of a layer may be of other weights
     assert export([str(folder), f"--output={tmp_path / 'lost'}"]) == 2
     assert "has no embedding layer yet" in capsys.readouterr().err
-    mark_unfinished(folder)
     assert finished([*run, "--resume"], folder)["metrics"].items() > record["metrics"].items()
 
 
-def test_all_trained_features_take_the_layers_place(short, tmp_path):
+def test_all_trained_features_take_the_layers_place(short, tmp_path, capsys):
     folder, settings = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=pca"]
     record = finished([*settings, "--model.replace_layer=features", ATTENTION], folder)
     record["metrics"].pop("variance_correlation")
@@ -125,6 +124,14 @@ def test_all_trained_features_take_the_layers_place(short, tmp_path):
     network, _ = load_export(tmp_path / "exported")
     with torch.no_grad():
         torch.testing.assert_close(network(stacked(images.test)), centred, rtol=0, atol=1e-5)
+
+    layer, again = folder / "head.npz", [str(folder), f"--output={tmp_path / 'lost.json'}"]
+    layer.write_bytes(layer.read_bytes()[:100])
+    assert evaluate.main(again) == 2
+    assert "head.npz: is damaged" in capsys.readouterr().err
+    layer.unlink()
+    assert evaluate.main(again) == 2, "not of the layer that was thrown away"
+    assert "head.npz: is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("head", ["pca", pytest.param("none", marks=pytest.mark.slow)])
