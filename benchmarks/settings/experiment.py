@@ -201,6 +201,12 @@ class Experiment:
             f"model.head {self.model.head} draws no layer",
         )
         yield from self.data.faults()
+        if evaluation.oracle and (kind := self.model.replacement):
+            yield f"evaluation.oracle: tests without the layer ({kind}) that the last test makes; set it to false"
+        trained = bool(self.optimization.steps) or self.model.head == "none"
+        if given and self.model.replace_layer and not trained:
+            told = f"takes the place of {self.model.head}, and optimization.steps 0 trains nothing"
+            yield f"model.replace_layer: {told}; set it to null, or model.head to none"
         yield from idle("model", self.model, (has, own, why), (given, ("bias", "init"), no_layer))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"

@@ -82,3 +82,8 @@ class Model:
     def replacement(self) -> str | None:
         """What takes the layer's place after the training; None if the head keeps its own."""
         return self.replace_layer or ("pca" if self.head == "none" else None)
+
+    @property
+    def has_components(self) -> bool:
+        """True if a layer needs as many images and features as `embedding_size`."""
+        return self.head in ("pca", "whitened") or self.replacement == "pca"

@@ -83,7 +83,7 @@ def fitted(study: Study) -> dict[str, str]:
         trained += [_trained(study.first_job(row, draw)) for draw in draws]
     classes, images = min(of.num_classes for of in trained), min(map(len, trained))
     models = [study.first_job(row).experiment.model for row in study.rows]
-    widths = [model.embedding_size for model in models if model.head != "random"]
+    widths = [model.embedding_size for model in models if model.has_components]
     fits = classes * (data.samples_per_class or data.batch_size)
     found = {
         "classes": ("data.batch_size", data.batch_size, fits),

@@ -128,10 +128,19 @@ def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) ->
     settings, size, head = experiment.evaluation, experiment.model.embedding_size, state.model.head
     images, horde = len(datasets.train), find_horde(state.loss)
     ensemble, start = isinstance(head, AttentionEnsemble), experiment.model.head
-    if settings.descriptor and horde is not None and images <= size:
+    kind = experiment.model.replacement
+    width = head.in_channels if kind == "features" else size
+    if kind and horde is not None and width != horde.embedding_size:
+        for name in ("descriptor", "orders"):
+            if getattr(settings, name):
+                yield (
+                    f"evaluation.{name}: HORDE trains beside embeddings of {horde.embedding_size} numbers, and the "
+                    f"tested ones ({kind} of the trained trunk) have {width}; set it to false"
+                )
+    if settings.descriptor and horde is not None and images <= horde.embedding_size:
         yield (
-            f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the {images} "
-            f"there are; set it to false, or model.embedding_size to at most {images - 1}"
+            f"evaluation.descriptor: its PCA to {horde.embedding_size} dimensions needs more training images than "
+            f"the {images} there are; set it to false, or model.embedding_size to at most {images - 1}"
         )
     if settings.features is not None and ensemble:
         yield "evaluation.features: an ensemble pools none for all heads; leave it out"
@@ -141,7 +150,7 @@ def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) ->
             f"evaluation.features: {settings.features} principal components of the {head.in_channels} features of "
             f"{images} training images; expected at most {most}"
         )
-    if size > most and (start in ("pca", "whitened") or experiment.model.replacement == "pca"):
+    if size > most and experiment.model.has_components:
         yield (
             f"model.embedding_size: {size} principal components of the {head.in_channels} features of {images} "
             f"training images; expected at most {most}"

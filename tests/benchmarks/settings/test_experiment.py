@@ -79,6 +79,14 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--data.cached_views=2", "data.cached_views: "),
     ("--model.weights=.", "model.weights: . "),
     ("--model={head: pca, embedding_size: 200}", "model.embedding_size: 200 "),
+    ("--model={replace_layer: pca, embedding_size: 200}", "model.embedding_size: 200 "),
+    ("{model: {head: pca, replace_layer: pca}, optimization: {steps: 0}}", "model.replace_layer: "),
+    ("{model: {replace_layer: features}, evaluation: {oracle: true}}", "evaluation.oracle: tests "),
+    (
+        "{model: {replace_layer: features}, "
+        f"losses: [{{loss: {{class_path: {HORDE}, init_args: {{loss: {{class_path: {CONTRASTIVE}}}}}}}}}]}}",
+        "evaluation.descriptor: HORDE trains beside",
+    ),
     ("--model={head: pca, bias: true}", "model.bias: "),
     ("--model={head: pca, ensemble: {stage: layer2}}", "model.head: an ensemble has its own"),
     ("--model.frozen_stages=4", "timm's stages of ResNet: layer1, "),

@@ -116,7 +116,7 @@ def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys, monkey
     sizes.clear()
     assert command("--data.root=a", "--output=b.md", "--runs=b", "--", "--data.batch_size=4") == 0
     assert set(sizes) == {4}
-    wide = ["--output=c.md", "--runs=c", "--", "--model.head=pca"]
+    wide = ["--output=c.md", "--runs=c", "--", "--model.replace_layer=pca"]
     assert command("--data.root=a", *wide) == 0
     assert "few images: runs get --model.embedding_size=5." in capsys.readouterr().out, "of six"
 
