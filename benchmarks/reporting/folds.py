@@ -54,7 +54,7 @@ def read_method(folder: Path) -> Method:
         )
     first = next((run for run in runs if run.outcome == "finished"), runs[0])
     config = first.info["config"]
-    folds, dimension = config["data"]["folds"], config["model"]["embedding_size"]
+    folds, dimension = config["data"]["folds"], 0
     numbers: Rows = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
@@ -74,7 +74,8 @@ def read_method(folder: Path) -> Method:
         selections = [run.info["selection"] for run in models]
         value = float(np.mean([selection["value"] for selection in selections]))
         numbers["validation"][seed] = {selections[0]["metric"]: value}
-        metrics, together = [run.info["metrics"] for run in models], _ensemble(models)
+        metrics = [run.info["metrics"] for run in models]
+        together, dimension = _ensemble(models)
         single = {key: float(np.mean([model[key] for model in metrics])) for key in metrics[0]}
         numbers["single"][seed] = single
         numbers["ensemble"][seed] = {key: together[key] for key in single}
@@ -86,8 +87,11 @@ def read_method(folder: Path) -> Method:
     return Method(folder, first, folds, dimension, numbers, diverged, left_out)
 
 
-def _ensemble(runs: Sequence[Run]) -> Metrics:
-    """The metrics of the embeddings of all folds together, whose runs have tested the same images."""
+def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
+    """The metrics of the embeddings of all folds together, and the width of one fold's.
+
+    The runs have tested the same images.
+    """
     parts = []
     for run in runs:
         path = run.file(EMBEDDINGS)
@@ -99,7 +103,7 @@ def _ensemble(runs: Sequence[Run]) -> Metrics:
     metrics = measure(vectors, labels, settings["recall_at"], Ranking.of_arrays(arrays))
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
-    return metrics
+    return metrics, parts[0].shape[1]
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:

@@ -32,7 +32,7 @@ def evaluated(tmp_path):
                 data = {"split": "test", "fold": fold, "folds": len(folds)}
                 config = {"label": name, "seed": seed, "data": data, "losses": [name]}
                 config |= {"evaluation": {"recall_at": [1], "clustering": True}}
-                config |= {"model": {"embedding_size": 2}}
+                config |= {"model": {"embedding_size": 64, "replace_layer": "features"}}
                 run = folder / f"seed{seed}-fold{fold}"
                 run.mkdir(parents=True)
                 metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
