@@ -61,9 +61,8 @@ def test_a_run_has_its_own_numbers_and_others(trained, pictures, tested, tmp_pat
         assert found[name] == record[name]
     assert found["data"]["content"] == record["data"]["content"]
     assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
-    output = printed(capsys)
     about = "folder: unseen test classes (4 classes, 16 images, 16 queries), tested with"
-    assert f"{about} {trained}" in output
+    assert f"{about} {trained}" in (output := printed(capsys))
     assert "may have been trained" not in output
     chosen = "settings are chosen on the tested classes"
     for split, reason in (("all", "the tested classes were trained on"), ("validation", chosen)):
