@@ -89,7 +89,6 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr("benchmarks.study.PROTOCOLS", tmp_path / "docs" / "protocols.md")
     monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path / "docs" / "kept")
-    (tmp_path / "docs" / "kept").mkdir(parents=True)
     nothing = None, SimpleNamespace(test=None), None
     monkeypatch.setattr(parts, "build_parts", lambda *arguments: nothing)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})

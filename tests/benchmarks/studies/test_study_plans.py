@@ -56,6 +56,7 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by):
     said, of = registration()
     assert "6 of 6 tests were not made under it" in said
     assert of == {"1": False, "2": False}
+    (toy / "docs" / "kept").mkdir(parents=True)
     # Also on a published page, which is drawn from the runs and names none of their folders.
     assert command("--page-only", "--output=docs/p.md") == 0 and Path("docs/kept/p.json").exists()
     page = Path("docs/p.md").read_text().replace("\n", " ")
