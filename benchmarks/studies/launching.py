@@ -146,6 +146,8 @@ def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]
             os.dup2(given.fileno(), stream)
     os.environ.clear()
     os.environ.update(environment)
+    # As in a new program: by the server's method, data-loader workers would import all modules anew.
+    multiprocessing.set_start_method(None, force=True)
     if "torch" in sys.modules:  # imported by the server, whose random states every run would have
         sys.modules["numpy"].random.seed()
         sys.modules["torch"].seed()
