@@ -30,13 +30,16 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 assert NOTEBOOKS
 
 
+SLOW = ("integrations.md", "backbones.md", "heads.md", "recipes.md")
+
+
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in PML's trainers
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")  # in transformers' Trainer
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # in Lightning, of torch
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow) if page.name == "integrations.md" else page
+        pytest.param(page, marks=pytest.mark.slow) if page.name in SLOW else page
         for page in EXAMPLES
     ],
     ids=lambda page: page.name,

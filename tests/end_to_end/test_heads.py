@@ -134,7 +134,8 @@ def test_all_trained_features_take_the_layers_place(short, tmp_path, capsys):
     assert "head.npz: is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("head", ["pca", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["pca", "none"])
 def test_heads_on_several_processes(head, short, tmp_path, pool):
     settings = [*short, *NO_BATCH_STATISTICS, f"--model.head={head}", "--evaluation.features=6"]
     settings += ["--precision=float64", "--optimization.steps=2", "--data.max_classes=6"]

@@ -61,6 +61,7 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
     assert [status for status, _ in pool.run(run_traced, again, processes=2)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(
     data: str, tmp_path: Path, pool: Pool
 ) -> None:

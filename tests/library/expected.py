@@ -51,6 +51,9 @@ def by_copies(
     ]
 
 
+# HORDE
+
+
 def kept_features(features: Tensor | tuple[Tensor, Tensor]) -> list[np.ndarray]:
     """For each image its features (P, C), in float64."""
     if isinstance(features, tuple):
@@ -103,6 +106,9 @@ def horde(loss: HORDELoss, batch: Any) -> float:
     return math.fsum(w * v for w, v in zip([1.0, *loss.order_weights], values, strict=True))
 
 
+# Powers of cosines
+
+
 def pooled_features(loss: PooledFeaturesLoss, batch: Any, inside: str = "power_1") -> float:
     """The loss inside on the k-fold tensor products of the normalised features."""
     features = ec_oracle.unit(numbers(batch.features["pooled"]))
@@ -115,6 +121,9 @@ def cosine_powers(loss: CosinePowersLoss, batch: Any) -> float:
     base = loss.losses["embeddings"]
     (value,) = by_copies([base], [numbers(batch.embeddings)], batch.labels)
     return value + pooled_features(loss, batch, "embeddings")
+
+
+# Energy confusion and variance
 
 
 def confusion(loss: Any, batch: Any) -> float:
@@ -133,6 +142,9 @@ def confusion(loss: Any, batch: Any) -> float:
 def variance(loss: Any, batch: Any) -> float:
     pooled, rows = map(numbers, batch.features["attention"])
     return variance_loss(pooled, rows.mean(axis=0), unbiased=loss.unbiased)
+
+
+# Joint similarity
 
 
 def kernel(made: Any) -> jrd_oracle.Kernel:
@@ -177,6 +189,9 @@ def jrd(loss: Any, batch: Any) -> float:
     settings = {"m": loss.metric.margin, "s": loss.metric.scale}
     metric = float(np.mean(jrd_oracle.am_softmax(classes, labels, **settings)))
     return metric + loss.similarity_weight * total / pairs
+
+
+# Ensembles and sums
 
 
 def heads(loss: Any, batch: Any) -> np.ndarray:

@@ -75,7 +75,9 @@ class Segmented(nn.Module):
     [
         lambda network: network,
         Segmented,
-        partial(torch.compile, backend="aot_eager", fullgraph=True),
+        pytest.param(
+            partial(torch.compile, backend="aot_eager", fullgraph=True), marks=pytest.mark.slow
+        ),
     ],
     ids=["as it is", "checkpointed", "compiled"],
 )

@@ -16,7 +16,14 @@ from speed.page import read_page, run_case
 CPU = torch.device("cpu")
 
 SLOW = {
-    *("stanford", "in_shop", "correctness", "steps", "glyphs"),  # start processes, or much
+    *(
+        "stanford",
+        "in_shop",
+        "correctness",
+        "steps",
+        "glyphs",
+        "float16",
+    ),  # start processes, or much
     # At a tiny size as methods_photographs, and as each other.
     *("methods_resnet50", "methods_googlenet", "horde_googlenet"),
 }

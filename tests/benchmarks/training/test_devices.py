@@ -1,5 +1,6 @@
 """A run on a device without float64."""
 
+import pytest
 import torch
 from accelerate.state import PartialState
 
@@ -8,6 +9,7 @@ from tests.support.apple import APPLE, Apple
 from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
 
 
+@pytest.mark.slow
 def test_a_run_on_a_device_without_float64(glyphs_root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PartialState, "default_device", APPLE)
     monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: None)
