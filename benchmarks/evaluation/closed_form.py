@@ -42,8 +42,7 @@ def set_head(evaluator: Evaluator, trained: dict[str, Tensor], kind: str, size: 
 
     Args:
         trained: `read_features` of the training images.
-        kind: "pca", to the principal components of these; "whitened", to these after within-class whitening; or
-            "features", to all features, centred.
+        kind: As in `fit_layer`.
         size: Number of components.
     """
     head = head_of(evaluator)
@@ -52,12 +51,7 @@ def set_head(evaluator: Evaluator, trained: dict[str, Tensor], kind: str, size: 
     layer = head.fc
     if not isinstance(layer, nn.Linear) or layer.weight.shape != shape or layer.bias is None:
         layer = nn.Linear(*shape[::-1])
-    if kind == "pca":
-        pca_init_(layer, trained["layer"])
-    elif kind == "whitened":
-        whitening_init_(layer, trained["layer"], trained["labels"])
-    else:
-        _centre(layer, trained["layer"])
+    fit_layer(layer, trained["layer"], trained["labels"], kind)
     own = next(evaluator.model.parameters())
     layer.to(evaluator.accelerator.device, own.dtype)
     with torch.no_grad():
@@ -68,9 +62,20 @@ def set_head(evaluator: Evaluator, trained: dict[str, Tensor], kind: str, size: 
 
 
 @torch.no_grad()
-def _centre(layer: nn.Linear, features: Tensor) -> None:
+def fit_layer(layer: nn.Linear, features: Tensor, labels: Tensor, kind: str) -> nn.Linear:
+    """Fit a layer with a bias to features (N, C) in closed form, and return it.
+
+    Args:
+        kind: "pca", to their principal components; "whitened", to these after within-class whitening; or
+            "features", to all features, centred, for a layer of C outputs.
+    """
+    if kind == "pca":
+        return pca_init_(layer, features)
+    if kind == "whitened":
+        return whitening_init_(layer, features, labels)
     nn.init.eye_(layer.weight)
     layer.bias.copy_(-features.double().mean(dim=0))
+    return layer
 
 
 def save_head(run: Path, layer: nn.Linear) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from benchmarks.evaluation.closed_form import fit_layer
 from benchmarks.evaluation.tester import measure
-from pml_regularizers import pca_init_, whitening_init_
 
 DRAWS = 10
 """Random draws for each number of photographs, except the largest, which is the whole folder."""
@@ -20,15 +20,15 @@ Features = tuple[Tensor, Tensor]
 
 
 def learning_curve(
-    train: Features, test: Features, size: int | None, *, whiten: bool
+    train: Features, test: Features, kind: str, size: int
 ) -> list[tuple[int, list[float]]]:
     """For each number of photographs per class, all of them last: Recall@1 in percent, of each draw.
 
     From the median of the test classes downwards, each number is half of the one before. It stops at two.
 
     Args:
-        size: Width of the layer, if there are enough photographs; None: all features, centred.
-        whiten: Fit within-class whitening; default: principal components.
+        kind: Of the layer, as in `fit_layer`.
+        size: Number of components, if there are enough photographs.
     """
     counts = torch.bincount(test[1])
     most = int(counts[counts > 0].median())
@@ -46,7 +46,7 @@ def learning_curve(
                 if whole
                 else (_thinned(images, number, generator) for images in (train, test))
             )
-            rows = _outputs(*seen, tested[0], size, whiten=whiten)
+            rows = _outputs(*seen, tested[0], kind, size)
             right.append(100 * measure(rows, tested[1], [1])["recall_at_1"])
         curve.append((number, right))
     return curve
@@ -61,13 +61,10 @@ def _thinned(images: Features, number: int, generator: np.random.Generator) -> F
 
 
 @torch.no_grad()
-def _outputs(
-    trained: Tensor, labels: Tensor, features: Tensor, size: int | None, *, whiten: bool
-) -> Tensor:
+def _outputs(trained: Tensor, labels: Tensor, features: Tensor, kind: str, size: int) -> Tensor:
     """A layer's outputs for features (n, C), if it is fitted on others (N, C); fewer than `size` if N or C is."""
-    if size is None:
-        return features - trained.mean(dim=0)
-    layer = skip_init(nn.Linear, trained.shape[1], min(size, *trained.shape), dtype=torch.float64)
-    fitted = whitening_init_(layer, trained, labels) if whiten else pca_init_(layer, trained)
-    outputs: Tensor = fitted(features.double()).float()
+    channels = trained.shape[1]
+    width = channels if kind == "features" else min(size, *trained.shape)
+    layer = skip_init(nn.Linear, channels, width, dtype=torch.float64)
+    outputs: Tensor = fit_layer(layer, trained, labels, kind)(features.double()).float()
     return outputs

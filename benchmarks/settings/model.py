@@ -80,7 +80,7 @@ class Model:
 
     @property
     def replacement(self) -> str | None:
-        """What takes the layer's place after the training; None if the head keeps its own."""
+        """The layer of the test in place of the trained one, "pca" or "features"; None if that stays."""
         return self.replace_layer or ("pca" if self.head == "none" else None)
 
     @property

@@ -104,8 +104,8 @@ def fewer_photographs(study: Study) -> Curve:
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
     measured = (job.folder / "run.json").exists() and job.has_images()
-    layer = model.replacement or model.head
-    if layer == "random" or not measured:
+    kind = model.replacement or model.head
+    if kind == "random" or not measured:
         return []
     accelerator, network = Accelerator(), load_network(job.folder).network
     images = show_to(network.trunk, build_datasets(data, seed=job.seed), data)
@@ -120,8 +120,7 @@ def fewer_photographs(study: Study) -> Curve:
     evaluator = Evaluator(accelerator, network, batch, workers)
     read = [read_features(evaluator, part) for part in parts]
     train, test = ((part["features"], part["labels"]) for part in read)
-    size = None if layer == "features" else model.embedding_size
-    curve = learning_curve(train, test, size, whiten=layer == "whitened")
+    curve = learning_curve(train, test, kind, model.embedding_size)
     write_json(path, {"run": study.results.name(job), "curve": curve})
     return curve
 

@@ -20,7 +20,7 @@ Rows = tuple[Tensor, Tensor]
 def extract_features(
     trunk: nn.Module, head: nn.Module, loader: Iterable[Any], *, progress: bool
 ) -> Rows:
-    """What `head.fc` is given while `head(trunk(images))` runs; see `EmbeddingHead.extract_features`."""
+    """The input of `head.fc` while `head(trunk(images))` runs; see `EmbeddingHead.extract_features`."""
     check_module("trunk", trunk)
     several = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)

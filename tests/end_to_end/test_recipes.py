@@ -42,7 +42,7 @@ PHOTOGRAPHS = [name for name in table_names() if name.startswith("photographs/")
 
 @functools.cache
 def sheet() -> Any:
-    """What the papers' texts say of the settings; like tables, read by the tests alone, since it takes long."""
+    """The settings in the papers' texts. Reading them takes long, so that only the tests that need them do."""
     found = yaml.safe_load((REFERENCES / "settings.yaml").read_text())
     assert found.keys() == PAPERS
     return found

@@ -41,7 +41,7 @@ class Processes:
 
 
 def server() -> Any:
-    """What forks processes that have imported these modules."""
+    """The context whose server has imported these modules, and forks processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     return context

@@ -19,16 +19,14 @@ def images(classes: int, each: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_curve_thins_both_kinds_of_classes_and_ends_with_all_images():
     train, test = images(8, 12), images(6, 12)
-    curve = learning_curve(train, test, 16, whiten=True)
+    curve = learning_curve(train, test, "whitened", 16)
     assert [(number, len(right)) for number, right in curve] == [(3, 10), (6, 10), (12, 1)]
     layer = whitening_init_(nn.Linear(48, 16, dtype=torch.float64), *train)
     rows = layer(test[0].double()).detach().float()
     assert curve[-1][1] == [100 * measure(rows, test[1], [1])["recall_at_1"]]
     means = [sum(right) / len(right) for _, right in curve]
     assert means == sorted(means) and means[0] + 5 < means[-1]
-    assert learning_curve(images(4, 3), images(4, 3), 16, whiten=False)[0][0] == 3, (
-        "no half of three"
-    )
+    assert learning_curve(images(4, 3), images(4, 3), "pca", 16)[0][0] == 3, "no half of three"
 
 
 @pytest.mark.parametrize(

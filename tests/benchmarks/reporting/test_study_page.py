@@ -349,7 +349,7 @@ def test_a_training_must_beat_the_untrained_network():
     ):
         study, results = with_untrained(gains or {"a": 0.0, "b": 0.0}, pca=-3.0, white=white)
         if not gains:
-            results |= {of: {} for of in ("base", "a", "b")}
+            results |= {name: {} for name in ("base", "a", "b")}
         findings = judge(study, results)
         assert choose(study, findings, results).row == row
         first, method, *more = told(study, results)

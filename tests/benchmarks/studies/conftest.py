@@ -57,7 +57,7 @@ def make_search(tmp_path, space):
 
 @cache
 def parsed(table: str, *arguments: str) -> Command:
-    """What a command line says beside this table of recipes: parsing takes longer than the rest of a study."""
+    """The settings of a command line with this table of recipes: reading them takes longer than a toy study."""
     return read(arguments)
 
 

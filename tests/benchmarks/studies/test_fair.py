@@ -154,6 +154,7 @@ def test_evaluation_goes_on_after_a_failure(tmp_path, trainings, capsys):
 
 
 def test_wrong_commands_are_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
     for arguments, message in (
         (["evaluate", RECIPE, "--", "--evaluation.oracle=true"], "evaluation.oracle"),
         (["search", RECIPE, "--space=x", "--", "--protocol=paper"], "--protocol=paper: is set"),
@@ -161,7 +162,6 @@ def test_wrong_commands_are_one_line(monkeypatch, capsys):
         (["compare", "a", "--", "--seed=1"], "--seed=1: compare trains nothing"),
         (["compare", "nowhere"], "nowhere: found no run"),
     ):
-        monkeypatch.setitem(sys.modules, "optuna", None)
         assert fair.main(arguments) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ") and message in line
