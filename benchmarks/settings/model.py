@@ -49,8 +49,8 @@ class Model:
             "none": the trunk trains without it, and the test adds the components of the trained features.
             docs/heads.md compares them.
         replace_layer: What takes the layer's place after the training: "pca", principal components of the trained
-            features of the training images; or "features", all of them, centred, which is wider and better, see
-            docs/heads.md. Default: nothing, or with head "none", "pca".
+            features of the training images; "whitened", these after within-class whitening; or "features", all
+            features, centred (docs/heads.md). Default: nothing; for head "none", "pca".
         embedding_size: Width of the embeddings; with head "none", those of the test.
         pool: How the head pools the feature map.
         bias: Give a "random" layer a bias; the others have one.
@@ -68,7 +68,7 @@ class Model:
     batch_norm: BatchNorm = "train"
     frozen_stages: PositiveInt | None = None
     head: Head = "random"
-    replace_layer: Literal["pca", "features"] | None = None
+    replace_layer: Literal["pca", "whitened", "features"] | None = None
     embedding_size: PositiveInt = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
@@ -80,10 +80,10 @@ class Model:
 
     @property
     def replacement(self) -> str | None:
-        """The layer of the test in place of the trained one, "pca" or "features"; None if that stays."""
+        """The layer of the test in place of the trained one, as in `replace_layer`; None if that stays."""
         return self.replace_layer or ("pca" if self.head == "none" else None)
 
     @property
     def has_components(self) -> bool:
         """True if a layer needs as many images and features as `embedding_size`."""
-        return self.head in ("pca", "whitened") or self.replacement == "pca"
+        return not {self.head, self.replacement}.isdisjoint(("pca", "whitened"))

@@ -127,8 +127,7 @@ def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) ->
     """Lines on tests that would fail at the end."""
     settings, size, head = experiment.evaluation, experiment.model.embedding_size, state.model.head
     images, horde = len(datasets.train), find_horde(state.loss)
-    ensemble, start = isinstance(head, AttentionEnsemble), experiment.model.head
-    kind = experiment.model.replacement
+    ensemble, kind = isinstance(head, AttentionEnsemble), experiment.model.replacement
     width = head.in_channels if kind == "features" else size
     if kind and horde is not None and width != horde.embedding_size:
         for name in ("descriptor", "orders"):
@@ -155,10 +154,11 @@ def _faults(experiment: Experiment, datasets: Datasets, state: TrainingState) ->
             f"model.embedding_size: {size} principal components of the {head.in_channels} features of {images} "
             f"training images; expected at most {most}"
         )
-    if start == "whitened" and images == datasets.train.num_classes:
+    where = {experiment.model.head: "head", kind: "replace_layer"}.get("whitened")
+    if where is not None and images == datasets.train.num_classes:
         yield (
-            "model.head: whitened: each training class has one image, so that there is nothing to whiten by; add "
-            "images, or take pca"
+            f"model.{where}: whitened: each training class has one image, so that there is nothing to whiten by; "
+            "add images, or take pca"
         )
     if settings.orders and horde is None:
         yield "evaluation.orders: needs one HORDELoss among the losses; leave it out"

@@ -134,6 +134,13 @@ def test_all_trained_features_take_the_layers_place(short, tmp_path, capsys):
     assert "head.npz: is missing" in capsys.readouterr().err
 
 
+def test_whitened_features_take_the_layers_place(short, tmp_path):
+    settings = [*short, *FROZEN_STATISTICS, "--model.replace_layer=whitened"]
+    record = finished([*settings, f"--evaluation.features={SIZE}"], tmp_path / "run")
+    assert record["metrics"] == record["outputs"]["features_whitened"]
+    assert record["metrics"] != record["outputs"]["features_pca"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["pca", "none"])
 def test_heads_on_several_processes(head, short, tmp_path, pool):

@@ -80,6 +80,7 @@ MISTAKES = [  # (argument or content of a file, message)
     ("--model.weights=.", "model.weights: . "),
     ("--model={head: pca, embedding_size: 200}", "model.embedding_size: 200 "),
     ("--model={replace_layer: pca, embedding_size: 200}", "model.embedding_size: 200 "),
+    ("--model={replace_layer: whitened, embedding_size: 200}", "model.embedding_size: 200 "),
     ("{model: {head: pca, replace_layer: pca}, optimization: {steps: 0}}", "model.replace_layer: "),
     ("{model: {replace_layer: features}, evaluation: {oracle: true}}", "evaluation.oracle: tests "),
     (
