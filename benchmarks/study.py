@@ -189,21 +189,20 @@ def _next_steps(
     from benchmarks.reporting.study_choice import MANY
 
     row, steps = choice.row, dict[str, str]()
-    finished, tests = study.finish(row), study.tests(row)
-    test = tests[0]
-    if not test.folder.is_dir():
-        return {}
-    network, thresholds = test.folder, list[str]()
-    if finished.outcome() == "finished":
+    finished, thresholds = study.finish(row), list[str]()
+    tests = [(job.folder, job.own_record() or {}) for job in study.tests(row) if job.is_finished()]
+    if finished.is_finished():
         network, length = finished.folder, finished.experiment.optimization.steps
-        for job in reversed(tests):
-            record = job.record() or {}
+        for folder, record in reversed(tests):
             as_long = record.get("selection") is None or about_as_long(record, length)
             if as_long and has_thresholds(record):
-                thresholds = ["--thresholds", f"{job.folder}"]
-    else:
+                thresholds = ["--thresholds", f"{folder}"]
+    elif tests:
+        network, _ = tests[0]
         verb = "Fit" if row in study.file.untrained() else "Train"
         steps[f"{verb} the recommended method on all classes"] = command("--finish")
+    else:
+        return {}
     trusted = [word for module in finished.trusted for word in ("--trust", module)]
     words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
     words += [*thresholds, *trusted]
@@ -222,7 +221,7 @@ def _finish(study: "Study", launcher: Launcher, row: str) -> int:
     from benchmarks.studies.queue import Queue
 
     job = study.finish(row)
-    if job.outcome() == "finished" and not job.changes():
+    if job.is_finished():
         return 0
     verb = "Fitting" if row in study.file.untrained() else "Training"
     print(f"{verb} {row} on all classes ...", flush=True)

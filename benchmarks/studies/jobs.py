@@ -100,6 +100,14 @@ class Job:
         asked = {"seed": self.seed, "weights": self.weights, "config": self.config}
         return run_changes(run_identity(record), asked)
 
+    def own_record(self) -> dict[str, Any] | None:
+        """Its run.json; None if the folder holds the run of other settings, of a study that was tried with them."""
+        return None if self.changes() else self.record()
+
+    def is_finished(self) -> bool:
+        """True if the folder holds this training, finished."""
+        return self.outcome() == "finished" and not self.changes()
+
     def in_use(self) -> bool:
         """True if another process writes its folder."""
         if not (self.folder / ".lock").exists():

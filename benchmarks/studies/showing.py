@@ -17,7 +17,7 @@ from benchmarks.records.results import load_run
 from benchmarks.reporting.identification import known_or_unknown
 from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.neighbours import differing_neighbours
+from benchmarks.reporting.neighbours import SAVED, differing_neighbours
 from benchmarks.reporting.study_answer import duration
 from benchmarks.reporting.study_choice import Choice
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
@@ -37,7 +37,7 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     tests, labels = study.tests(choice.row), study.labels()
     job, label = tests[0], labels[choice.row]
     about: dict[str, Any] = {
-        "known": known_or_unknown(job.record() or {}),
+        "known": known_or_unknown(job.own_record() or {}),
         "sections": [*_tested(study, labels)],
         "neighbours": "",
     }
@@ -46,8 +46,9 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     results = {job.seed: result for job in tests if (result := study.results.of(job))}
     beside = choice.finding.comparison.rows() if choice.finding else []
     rows = dict.fromkeys([choice.row, *beside])
-    folders = {labels[row]: study.tests(row)[0].folder for row in rows}
-    pictured = all((folder / "neighbours.npz").is_file() for folder in folders.values())
+    firsts = [study.tests(row)[0] for row in rows]
+    folders = {labels[row]: job.folder for row, job in zip(rows, firsts, strict=True)}
+    pictured = all(job.own_record() and (job.folder / SAVED).is_file() for job in firsts)
     if not (pictured or stored_by_class(results)) or not job.has_images():
         return about
     images = build_datasets(job.experiment.data, seed=job.seed).test
@@ -63,7 +64,7 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
 
 def setup(study: Study, row: str, curve: Curve) -> list[str]:
     """What else could be tried, and what measured a row's network: trunk, pixels, frozen stages, time, hardware."""
-    record = study.tests(row)[0].record() or {}
+    record = study.tests(row)[0].own_record() or {}
     if "gpus" not in record.get("hardware", {}):
         return []
     config, hardware = record["config"], record["hardware"]
@@ -103,7 +104,7 @@ def fewer_photographs(study: Study) -> Curve:
     if kept.get("run") == study.results.name(job):
         return [(number, right) for number, right in kept["curve"]]
     data, model = job.experiment.data, job.experiment.model
-    measured = (job.folder / "run.json").exists() and job.has_images()
+    measured = job.own_record() is not None and job.has_images()
     kind = model.replacement or model.head
     if kind == "random" or not measured:
         return []

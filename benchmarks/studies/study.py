@@ -172,12 +172,12 @@ class Study:
         """
         tests, values = self.tests(row), self.chosen(row)
         assert values is not None, "a row is recommended once it is tested"
-        chosen = [(job.record() or {}).get("selection") for job in tests]
+        chosen = [(job.own_record() or {}).get("selection") for job in tests]
         steps = [best["step"] for best in chosen if best]
         length = {"optimization.steps": int(np.median(steps))} if steps else {}
         command = self._settled(row, {**dict(values), "data.split": "test"})
         command = replace(command, experiment=changed(command.experiment, FOR_USE | length))
-        [job] = seeded(command, [self.file.seeds.first], self.runs / "finished")
+        [job] = seeded(command, [self.file.seeds.first], self.runs / "finished" / row)
         job.name = f"{row} on all classes"
         return job
 

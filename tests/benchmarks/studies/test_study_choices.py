@@ -140,13 +140,28 @@ def test_the_untrained_network_is_shown_first_and_recommended_unless_it_is_beate
             steps, split = job.config["optimization"]["steps"], job.config["data"]["split"]
             assert not made or not steps or "For 90 of 100 " in Path("toy.md").read_text()
             made.append((steps, split))
-            finish(job, 0.9 if steps == 0 else 0.5)
+            trained = {3: 0.5, 4: 0.95}.get(steps, 0.9)
+            finish(job, trained + job.seed / 1e4 * (steps > 0), **measured)
 
+    measured = {"hardware": {"processor": "A", "cores": 2, "gpus": []}}
     trained_by(train)
     assert command("--finish", "--", "--optimization.steps=3") == 0
     assert made == [(0, "test")] * 2 + [(3, "test")] * 6 + [(0, "all")]
     told = capsys.readouterr().out
     assert "Best so far: raw" in told and "Recommended: raw. Train nothing: " in told
+
+    made.clear()  # a training of the same recipe is no network that is finished already
+    assert command("--", "--optimization.steps=4") == 0
+    told = capsys.readouterr().out
+    assert "Recommended: base." in told and "Train the recommended method on all classes" in told
+    assert re.search(r"benchmarks\.export runs/studies/toy/base/\S+ --output", told)
+    # Kept results are shown without what other settings have left in their folders.
+    measured["hardware"] = {"processor": "B", "cores": 2, "gpus": []}
+    assert command("--", "--optimization.steps=4", "--data.batch_size=40") == 0
+    assert "on 2 cores of B" in capsys.readouterr().out
+    assert command("--page-only", "--", "--optimization.steps=4") == 0
+    told = capsys.readouterr().out
+    assert "cores of B" not in told and "benchmarks.export" not in told
 
 
 def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, capsys):
@@ -170,7 +185,7 @@ def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, cap
     assert command("--finish") == 0
     [(split, rate, folder)] = seen
     assert (split, rate) == ("all", 0.2), "the chosen one"
-    assert folder.parent == Path("runs/studies/toy/finished")
+    assert folder.parent == Path("runs/studies/toy/finished/base")
     assert f"benchmarks.export {folder} --output exported\n" in capsys.readouterr().out
     seen.clear()
     assert command("--finish") == 0 and not seen

@@ -116,6 +116,14 @@ def test_a_look_with_an_edited_file_takes_no_plan_from_finished_tests(toy):
     assert registration()[1] == {"1": True, "2": True}
 
 
+def test_untrained_rows_keep_their_layer_whichever_the_trainings_get(tmp_path):
+    given = ["--model.head=random", "--model.replace_layer=pca"]
+    own = Study(read_study("photographs/own"), Results(tmp_path / "own.json"), tmp_path, given)
+    models = [own.first_job(row).experiment.model for row in own.file.untrained()]
+    layers = [("none", "features"), ("pca", None), ("whitened", None)]
+    assert [(model.head, model.replacement) for model in models] == layers
+
+
 def test_a_result_that_is_kept_stays(tested):
     before = json.loads(Path("toy.json").read_text())["results"]
     made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
