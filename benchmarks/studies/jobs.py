@@ -3,7 +3,7 @@
 import fnmatch
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import inf
@@ -173,6 +173,29 @@ def _known_digest(path: Path, modified: int, size: int) -> str:
 def read(arguments: Sequence[str]) -> Command:
     """The settings of a command line, with every default of every class."""
     return parse(arguments).resolved()
+
+
+def read_for(
+    read: Callable[..., Command], own: Sequence[str], more: Sequence[str], at: str
+) -> Command:
+    """The settings of a study's row: its own ones, and more behind --.
+
+    Args:
+        at: The row's place, which an error in its own settings names.
+    """
+
+    def checked(*settings: str) -> Command:
+        check_settings(settings, ["--data.split"])
+        return read(*settings)
+
+    try:
+        return checked(*own, *more)
+    except ConfigError as error:
+        try:
+            checked(*own)
+        except ConfigError:
+            raise ConfigError(f"{at}: {error}") from error
+        raise
 
 
 def make_job(

@@ -75,8 +75,10 @@ def setup(study: Study, row: str, curve: Curve) -> list[str]:
         options.append("larger images (`--data.image_size=PIXELS` and `--data.resize=PIXELS`)")
     frozen = "all of it trains"
     if stages := model["frozen_stages"]:
-        options.append(f"fewer frozen stages (`--model.frozen_stages={max(1, stages - 1)}`)")
-        frozen = f"its first {stages} stages stay frozen"
+        frozen = "its first stage stays frozen"
+        if stages > 1:
+            options.append(f"fewer frozen stages (`--model.frozen_stages={stages - 1}`)")
+            frozen = f"its first {stages} stages stay frozen"
     kept = {job: result for job in study.known() if (result := study.results.of(job))}
     trained = sum(job.experiment.optimization.steps > 0 for job in kept)
     time = duration(sum(result["wall_time_s"] for result in kept.values()))
@@ -84,7 +86,7 @@ def setup(study: Study, row: str, curve: Curve) -> list[str]:
     if gpus := hardware["gpus"]:
         machine = f"{len(gpus)} x {gpus[0]}"
     work = f"{trained} training{'s' * (trained > 1)} and their tests" if trained else "The tests"
-    spent = f"{work} took {time} in all, on {machine}."
+    spent = f"{work} computed for {time} in all, starts not counted, on {machine}."
     return [
         f"{told}Not tried here: {', '.join(options)}; append them behind `--`, and give another `--runs`.",
         f"Network: {model['trunk']}{pixels and f', images of {pixels} x {pixels} pixels'}, {frozen}. {spent}",
@@ -145,13 +147,14 @@ def _tested(study: Study, labels: Mapping[str, str]) -> list[Section]:
         for better, than in [pair.rows()]
     ]
     metric = metric_name(study.file.choice.metric)
+    tuned = sum(not left_out(study.file, pair.rows()[0], study.tried) for pair in main)
     limit, behind = study.file.choice.behind, ""
     if limit is not None:
         behind = f" Methods on a loss that is more than {limit:g} points behind the best loss were not tried."
     text = (
-        f"{len(main)} methods were tuned on validation classes, a part of the classes to train on. The table has "
-        f"the {metric} there, of the loss alone and with the method. The method of the best network was then "
-        f"tested on other classes, in {study.file.seeds.count} repeated trainings. These had no part in the "
+        f"{tuned} of {len(main)} methods were tuned on validation classes, a part of the classes to train on. The "
+        f"table has the {metric} there, of the loss alone and with the method. The method of the best network was "
+        f"then tested on other classes, in {study.file.seeds.count} repeated trainings. These had no part in the "
         "choice, so that the chance to find a gain or a harm that is none is at most 5 %."
         f"{behind} Methods that were not tested may help, too."
     )

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from itertools import chain, product
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from benchmarks.settings.differences import changed, flat
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_files import StudyFile, digest
 from benchmarks.studies.choosing import finalists, first_bounds, left_out, widened
-from benchmarks.studies.jobs import Job, check_settings, read, seeded
+from benchmarks.studies.jobs import Job, read, read_for, seeded
 from benchmarks.studies.kept import Result, Results
 
 Values = tuple[tuple[str, float], ...]
@@ -291,10 +291,10 @@ class Study:
     def _asked_anew(self, row: str, tested: bool) -> tuple[Command, set[str]]:
         """A row's settings before any is chosen, and the names of those that differ from its recipe's."""
         about = self.file.rows[row]
-        arguments = [*self.file.settings, *about.settings, *about.measures * tested, *self.settings]
-        if row in self.file.untrained():  # whatever length and head the trainings get
-            arguments += about.settings
-        check_settings(arguments, ["--data.split"])
-        recipe, asked = (self._read(about.recipe, *given) for given in ([], arguments))
+        own = [*self.file.settings, *about.settings, *about.measures * tested]
+        # A row that trains nothing stays what it is, whatever length and layer the trainings get.
+        again = about.settings if row in self.file.untrained() else []
+        read_row, at = partial(self._read, about.recipe), f"study {self.file.name}: rows.{row}"
+        recipe, asked = read_row(), read_for(read_row, own, [*self.settings, *again], at)
         before, now = (flat(command.experiment.config()) for command in (recipe, asked))
         return asked, {name for name in now if now[name] != before.get(name)}

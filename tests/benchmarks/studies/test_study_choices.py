@@ -179,7 +179,7 @@ def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, cap
     assert command() == 0
     told = "benchmarks.study toy.yaml --output=toy.md --finish"
     assert told in capsys.readouterr().out and told in (page := Path("toy.html").read_text())
-    assert "hours in all, on 2 cores of A" in page
+    assert "hours in all, starts not counted, on 2 cores of A" in page
     assert "all" not in {split for split, *_ in seen}
     seen.clear()
     assert command("--finish") == 0
@@ -245,5 +245,6 @@ def test_a_method_on_a_loss_that_is_far_behind_is_not_tried(toy, trained_by, beh
     trained_by(train)
     assert command() == 0
     assert ("third" in made) == tried
+    assert f"{1 + tried} of 2 methods were tuned" in Path("toy.md").read_text()
     assert made.count("new") == 3 and made.count("poor") == 1, "the others as before"
     assert kept_study().left() == []

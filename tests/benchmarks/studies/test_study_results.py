@@ -138,6 +138,10 @@ CHOOSING = {"rows": {"base": {}, "new": {"choose": {RATE: [0.1, 0.2]}}, "third":
     [
         ({"primary": "recall_at_one"}, "comparisons.1: new does not measure 'recall_at_one'"),
         (
+            {"settings": ["--model.hed=pca"]},
+            "study toy: rows.new: unrecognized arguments: --model.hed",
+        ),
+        (
             CHOOSING | {"choice": {"metric": "loss", "equal_budget": False}},
             "choice.metric: new does not measure 'loss'",
         ),
