@@ -118,6 +118,11 @@ def _start(layer: nn.Module, features: Tensor) -> tuple[nn.Linear, Tensor, Tenso
             f"layer: expected a plain torch.nn.Linear, or an EmbeddingHead that has one, got {linear}; make "
             "one, layer = torch.nn.Linear(C, E), and set head.fc = layer"
         )
+    for name, tensor in (("layer", linear.weight), ("features", features)):
+        if getattr(tensor, "is_meta", False):
+            raise ValueError(
+                f"{name}: on the meta device, which holds no numbers; make it on a real one, as by to_empty"
+            )
     real = isinstance(features, Tensor) and not features.is_complex()
     if not real or features.ndim != 2 or features.shape[1] != linear.in_features:
         raise ValueError(

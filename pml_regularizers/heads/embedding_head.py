@@ -43,7 +43,8 @@ class EmbeddingHead(FeatureModule):
             for C features: `VEMAttention`, or `functools.partial(VEMAttention, init="zeros")`.
 
     Raises:
-        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, or input that does not fit.
+        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, `bias` or `init` without a
+            layer, or input that does not fit.
 
     Example:
         >>> import torch
@@ -72,6 +73,12 @@ class EmbeddingHead(FeatureModule):
         whole_numbers(in_channels=in_channels)
         if embedding_size is not None:
             whole_numbers(embedding_size=embedding_size)
+        elif bias or init != "uniform":
+            name, value = ("bias", bias) if bias else ("init", init)
+            raise ValueError(
+                f"{name}: is for the linear layer, which embedding_size=None leaves out, got {value!r}; leave it "
+                "out, or give a size"
+            )
         whole_numbers(1 if pool == "token" else 0, num_prefix_tokens=num_prefix_tokens)
         self.in_channels = in_channels
         self.pool = pool

@@ -57,8 +57,8 @@ class HighOrderMoments(nn.Module):
         is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
 
     Raises:
-        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches; in the call, for features
-            that do not fit, or on the meta device.
+        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches, another start of fixed
+            matrices; in the call, for features that do not fit, or on the meta device.
 
     Warns:
         UserWarning: for sketches of a width with a prime factor above 7, which Fourier transforms are slow on.
@@ -91,6 +91,11 @@ class HighOrderMoments(nn.Module):
             raise ValueError(
                 'matmul_dtype: expected None for projections="sketch", which has no matrix products, '
                 f"got {matmul_dtype!r}"
+            )
+        if projections in FIXED and init != "glorot":
+            raise ValueError(
+                f'init: starts trained matrices, and projections="{projections}" trains none, got {init!r}; leave '
+                'it out, or take projections="cascaded"'
             )
         if projections == "sketch" and (fast := fast_width(moment_dim)) != moment_dim:
             warnings.warn(

@@ -93,6 +93,8 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: pca_init_(layer(), X.index_fill(0, torch.tensor(7), torch.nan)), "NaN"),
         (lambda: pca_init_(EmbeddingHead(C, None), X), "layer: expected a plain .* got Identity"),
         (lambda: pca_init_(NORMED(layer()), X), "layer: expected a plain torch.nn.Linear"),
+        (lambda: pca_init_(layer(device="meta"), X), "layer: on the meta device"),
+        (lambda: pca_init_(layer(), X.to("meta")), "features: on the meta device"),
         (lambda: whitening_init_(layer(), X, LABELS[:7]), r"labels: .* 40 features, .* \(7,\)"),
         (lambda: whitening_init_(layer(), X, LABELS.tolist()), "labels: .* tensor .* got list"),
         (lambda: whitening_init_(layer(), X, torch.arange(40)), "labels: no two features"),

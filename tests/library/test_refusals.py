@@ -155,6 +155,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         (partial(EmbeddingHead.for_trunk, nn.Conv2d(3, 4, 1), 4, image=x), f"image: .* got {came}")
         for x, came in ((torch.zeros(3, 9, 9), r"torch.float32 \(3, 9, 9\)"), ("cat.jpg", "str"))
     ),
+    (lambda: head(None, bias=True), "bias: .* embedding_size=None .* got True; leave it out"),
+    (lambda: head(None, init="glorot"), "init: .* got 'glorot'"),
     (lambda: head().fold(), "attention: expected one with .* got NoneType"),
     (lambda: head()(torch.zeros(2, 4, 3, 3)), r"x: expected one axis of 5 .* \(2, 4, 3, 3\)"),
     (lambda: head()([torch.zeros(2, 5, 3, 3)]), "x: expected a trunk's map .* got list; pass"),
@@ -244,6 +246,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
     (lambda: moments(matmul_dtype="bfloat16"), "matmul_dtype: .* no matrix"),
+    (lambda: moments(init="rademacher"), "init: .*\"sketch\" trains none, got 'rademacher'"),
     (lambda: moments()(POOLED), r'\(6, 5\), pooled already; .* global_pool="" .* before the'),
     (lambda: moments()(torch.zeros(2, 4, 3, 3)), r"a map \(N, 5, H, W\) .* pass in_channels="),
     (lambda: moments()(torch.zeros(2, 5, 0, 3)), "at least one position"),
