@@ -27,6 +27,7 @@ from pml_regularizers import (
 from tests.oracles import energy_confusion as ec_oracle
 from tests.oracles import horde as horde_oracle
 from tests.oracles import joint_similarity as jrd_oracle
+from tests.oracles.base_losses import am_softmax
 from tests.oracles.ensemble import divergences
 from tests.oracles.variance_attention import variance_loss
 
@@ -187,7 +188,7 @@ def jrd(loss: Any, batch: Any) -> float:
     K = joint_kernel(loss, {**batch.features, "embeddings": unit, "classes": classes})
     total, pairs = getattr(jrd_oracle, loss.regularizer)(K, labels)
     settings = {"m": loss.metric.margin, "s": loss.metric.scale}
-    metric = float(np.mean(jrd_oracle.am_softmax(classes, labels, **settings)))
+    metric = am_softmax(unit, labels, numbers(loss.metric.W).T, **settings)
     return metric + loss.similarity_weight * total / pairs
 
 

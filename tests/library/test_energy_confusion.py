@@ -25,7 +25,7 @@ def snr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 DISTANCES: dict[str, tuple[Any, oracle.Distance]] = {
-    "default": (None, oracle.squared_euclidean),
+    "default": (None, oracle.squared_distance),
     "snr": (distances.SNRDistance(), snr),  # not symmetric: both orders of a pair count
 }
 every_distance = pytest.mark.parametrize("distance", DISTANCES)

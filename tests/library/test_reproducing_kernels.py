@@ -28,7 +28,7 @@ CASES = {
     "polynomial": (PolynomialKernel(), oracle.polynomial(2)),
     "polynomial of 5": (PolynomialKernel(5, 0.5), oracle.polynomial(5, 0.5)),
     "exponential": (ExponentialKernel(), oracle.exponential),
-    "linear": (PolynomialKernel(1, constant=0.0), oracle.linear),
+    "linear": (PolynomialKernel(1, constant=0.0), oracle.polynomial(1, 0.0)),
 }
 of_distances = pytest.mark.parametrize("make", [GaussianMixtureKernel, LaplaceKernel])
 

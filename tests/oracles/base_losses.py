@@ -5,19 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-
-def dot(a: np.ndarray, b: np.ndarray) -> float:
-    return math.fsum(float(u) * float(v) for u, v in zip(a, b, strict=True))
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
+from tests.oracles.vectors import cosine, dot, squared_distance, unit
 
 
 def unit_distance(a: np.ndarray, b: np.ndarray) -> float:
     """Euclidean distance of the directions of a and b."""
-    difference = a / math.sqrt(dot(a, a)) - b / math.sqrt(dot(b, b))
-    return math.sqrt(dot(difference, difference))
+    return math.sqrt(squared_distance(unit(a), unit(b)))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -132,12 +125,18 @@ def margin(
 
 
 def am_softmax(
-    vectors: np.ndarray, labels: Sequence[int], proxies: np.ndarray, s: float = 20.0, m: float = 0.1
+    vectors: np.ndarray,
+    labels: Sequence[int],
+    proxies: np.ndarray,
+    power: float = 1,
+    *,
+    s: float = 20.0,
+    m: float = 0.1,
 ) -> float:
-    """JRD, eq. 12; one proxy per row."""
+    """JRD, eq. 12, with the k-th power of the cosine; one proxy per row."""
     costs = []
     for x, y in zip(vectors, labels, strict=True):
-        logits = [s * cosine(x, w) for w in proxies]
-        logits[y] = s * (cosine(x, proxies[y]) - m)
+        logits = [s * cosine(x, w) ** power for w in proxies]
+        logits[y] -= s * m
         costs.append(math.log(math.fsum(math.exp(z - logits[y]) for z in logits)))
     return mean(costs)

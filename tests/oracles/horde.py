@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.oracles.vectors import dot, unit
+
 
 def product(x: np.ndarray, columns: Sequence[np.ndarray]) -> float:
     """Eq. 3: the product of <w_i, x> over the vectors w_i."""
-    value = 1.0
-    for w in columns:
-        value *= math.fsum(float(a) * float(b) for a, b in zip(w, x, strict=True))
-    return value
+    return math.prod(dot(w, x) for w in columns)
 
 
 def moment(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> np.ndarray:
@@ -68,16 +67,8 @@ def sketch_variance(x: np.ndarray, y: np.ndarray, order: int, d: int, places: in
     return total / d**2 - float(same**order)
 
 
-def unit(vector: np.ndarray) -> np.ndarray:
-    """The vector at length one; the zero vector stays."""
-    length = math.sqrt(math.fsum(float(v) ** 2 for v in vector))
-    return vector / length if length > 0 else vector
-
-
 def embed(z: np.ndarray, matrix: np.ndarray | None, normalize: bool) -> np.ndarray:
     """Input of an order's loss: z, embedded by a matrix (E, d) if there is one, of length one if asked."""
     if matrix is not None:
-        z = np.array(
-            [math.fsum(float(a) * float(b) for a, b in zip(row, z, strict=True)) for row in matrix]
-        )
+        z = np.array([dot(row, z) for row in matrix])
     return unit(z) if normalize else z

@@ -5,16 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.oracles.vectors import dot, squared_distance
+
 Kernel = Callable[[np.ndarray], list[list[float]]]
 """All rows of one representation -> the kernel of every pair."""
-
-
-def dot(a: np.ndarray, b: np.ndarray) -> float:
-    return math.fsum(float(u) * float(v) for u, v in zip(a, b, strict=True))
-
-
-def squared_distance(a: np.ndarray, b: np.ndarray) -> float:
-    return math.fsum((float(u) - float(v)) ** 2 for u, v in zip(a, b, strict=True))
 
 
 def l1_distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -69,10 +63,6 @@ def polynomial(degree: int, constant: float = 1.0) -> Kernel:
 def exponential(rows: np.ndarray) -> list[list[float]]:
     """Table 4."""
     return matrix(rows, lambda a, b: math.exp(dot(a, b)))
-
-
-def linear(rows: np.ndarray) -> list[list[float]]:
-    return matrix(rows, dot)
 
 
 def joint(kernels: Sequence[Kernel], representations: Sequence[np.ndarray]) -> list[list[float]]:
@@ -142,15 +132,3 @@ def class_cosines(embeddings: np.ndarray, W: np.ndarray) -> np.ndarray:
     """x^+ of eq. 9; W holds one class weight per column."""
     x, w = unit(embeddings), unit(W.T)
     return np.array([[dot(a, b) for b in w] for a in x])
-
-
-def am_softmax(
-    cosines: np.ndarray, labels: Sequence[int], m: float = 0.1, s: float = 20.0
-) -> list[float]:
-    """Eq. 12 before its mean: one value per sample."""
-    losses = []
-    for row, y in zip(cosines, labels, strict=True):
-        true = math.exp(s * (float(row[y]) - m))
-        others = math.fsum(math.exp(s * float(c)) for j, c in enumerate(row) if j != y)
-        losses.append(-math.log(true / (true + others)))
-    return losses
