@@ -38,7 +38,8 @@ from pml_regularizers import (
 )
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
-MEMORY = losses.CrossBatchMemory(CONTRASTIVE, 2)
+MEMORY, SUM = losses.CrossBatchMemory(CONTRASTIVE, 2), losses.MultipleLosses([CONTRASTIVE])
+PROXIES, MARGIN = losses.ProxyAnchorLoss(3, 4), losses.MarginLoss(num_classes=2, learn_beta=True)
 UNREDUCED = losses.ContrastiveLoss(reducer=reducers.DoNothingReducer())
 X, LABELS = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
 REGULARIZED = losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer())
@@ -56,6 +57,7 @@ network = partial(AttentionEnsemble, nn.Identity(), nn.Identity(), body_channels
 confusion = EnergyConfusionRegularizer
 jrd = partial(JRDLoss, 3, 4)
 calculator = partial(RankAccuracyCalculator, device=torch.device("cpu"))
+for_trunk = EmbeddingHead.for_trunk
 
 
 def horde(loss: Any = CONTRASTIVE, **settings: Any) -> HORDELoss:
@@ -68,7 +70,7 @@ def powers(loss: nn.Module = CONTRASTIVE, **settings: Any) -> CosinePowersLoss:
 
 def classes() -> CosinePowersLoss:
     """Powers of a loss that has three classes."""
-    return powers(losses.ProxyAnchorLoss(3, 4), feature_loss=losses.ProxyAnchorLoss(3, 5))
+    return powers(PROXIES, feature_loss=losses.ProxyAnchorLoss(3, 5))
 
 
 def accuracy(*call: Any, **masks: Any) -> Any:
@@ -82,15 +84,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: BinomialDevianceLoss(beta=math.nan), "beta: expected a number, got nan"),
     (lambda: CosineContrastiveLoss(neg_margin="0"), "neg_margin: expected a number, got '0'"),
     (lambda: DistributedLoss(None), r"loss: expected a torch\.nn\.Module, got NoneType"),
-    (
-        lambda: prepare_loss(object(), CONTRASTIVE),
-        r"loss: .* got object; .* prepare_loss\(loss, accelerator\)",
-    ),
+    (lambda: prepare_loss(object(), CONTRASTIVE), "loss: .* got object; .* prepare_loss"),
     (lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X), "features: .* attach the losses"),
-    *(
-        (partial(GradientCache, head(), CONTRASTIVE, size), f"chunk_size: .* least 1, got {size}")
-        for size in (0, 2.5)
-    ),
+    (lambda: GradientCache(head(), CONTRASTIVE, 0), "chunk_size: .* least 1, got 0"),
+    (lambda: GradientCache(head(), CONTRASTIVE, 2.5), "chunk_size: .* got 2.5"),
     (lambda: GradientCache(head, CONTRASTIVE, 2), r"model: .*nn\.Module, got function"),
     # Powers of cosines
     (lambda: powers(powers=[2, 2]), "powers: expected different whole numbers above 0"),
@@ -107,10 +104,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: PooledFeaturesLoss(losses.AngularLoss(), powers=(1, 3)), "loss: AngularLoss reads"),
     (lambda: powers(feature_loss="contrastive"), "feature_loss: .* got str; pass a PML loss"),
     (lambda: powers()(X, LABELS, features=MAP), r"features: expected pooled .* \(6, 5, 2, 2\)"),
-    (
-        lambda: powers(losses.ProxyAnchorLoss(3, 4))(X, LABELS, features=POOLED),
-        r"feature_loss=\.\.\. takes one as wide as the features",
-    ),
+    (lambda: powers(PROXIES)(X, LABELS, features=POOLED), "feature_loss=... takes one as wide as"),
     # Energy confusion
     (lambda: confusion(gradient="trunk"), "gradient: expected one of all, fc; got 'trunk'"),
     *(
@@ -127,20 +121,17 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: network(stem_channels=4.0, embedding_size=6), "stem_channels: .* whole .* got 4.0"),
     (
         lambda: network(stem_channels=5, embedding_size=6, attention=nn.AvgPool2d(2))(MAP),
-        r"attention: expected maps as large as the stem's, \(2, 2\), got \(1, 1\)",
+        r"attention: .*\(2, 2\), got \(1, 1\)",
     ),
     (lambda: DivergenceLoss(3)(X), r"embeddings: expected \(N, 3 x E\).*got shape \(6, 4\)"),
     (lambda: EnsembleLoss(VarianceRegularizer(), 2), "loss: VarianceRegularizer reads features"),
     (lambda: EnsembleLoss(MEMORY, 2)(X, LABELS, PAIR * 2), "indices_tuple: CrossBatchMemory would"),
-    (
-        lambda: EnsembleLoss(losses.MultipleLosses([CONTRASTIVE]), 2)(X, LABELS, ref_emb=X + 1),
-        "ref_emb: MultipleLosses takes none; leave it out",
-    ),
+    (lambda: EnsembleLoss(SUM, 2)(X, LABELS, ref_emb=X + 1), "ref_emb: MultipleLosses takes none"),
     # Heads and attention
     *(
         (partial(make, None), f"{name}: expected a torch.nn.Module, got NoneType")
         for name, make in (
-            ("trunk", partial(EmbeddingHead.for_trunk, embedding_size=4)),
+            ("trunk", partial(for_trunk, embedding_size=4)),
             ("trunk", partial(split_trunk, stage="1")),
             ("trunk", partial(head().extract_features, loader=[])),
             ("stem", partial(AttentionEnsemble, body=LINEAR, stem_channels=4, body_channels=4)),
@@ -151,10 +142,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: head(attention="VEM"), "attention: .* got str; pass one, or a callable such as"),
     (lambda: head(pool="token"), "num_prefix_tokens: .* at least 1, got 0"),
     (lambda: head(4.5), "embedding_size: expected a whole number of at least 1, got 4.5"),
-    *(
-        (partial(EmbeddingHead.for_trunk, nn.Conv2d(3, 4, 1), 4, image=x), f"image: .* got {came}")
-        for x, came in ((torch.zeros(3, 9, 9), r"torch.float32 \(3, 9, 9\)"), ("cat.jpg", "str"))
-    ),
+    (lambda: for_trunk(nn.Conv2d(3, 4, 1), 4, image="cat.jpg"), "image: .* got str"),
+    (lambda: for_trunk(nn.Conv2d(3, 4, 1), 4, image=MAP[0]), r"image: .* got torch.*\(5, 2, 2\)"),
     (lambda: head(None, bias=True), "bias: .* embedding_size=None .* got True; leave it out"),
     (lambda: head(None, init="glorot"), "init: .* got 'glorot'"),
     (lambda: head().fold(), "attention: expected one with .* got NoneType"),
@@ -176,73 +165,52 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
     (lambda: horde()(X[:, :3], LABELS, features=MAP), r"embeddings: expected \(N, 4\), got"),
     *(
-        (
-            partial(lambda made: made({"pooled": X}, LABELS), loss),
-            "embeddings: .* dict; .*output.pooled",
+        (partial(loss, *call), told)
+        for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
+        for call, told in (
+            (({"pooled": X}, LABELS), "embeddings: .* dict; .*output.pooled"),
+            ((X, [0, 0, 1, 1, 2, 2]), "labels: expected a tensor, got list"),
         )
-        for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
     ),
     *(
-        (partial(loss, X, [0, 0, 1, 1, 2, 2]), "labels: expected a tensor, got list; pass torch.as")
-        for loss in (horde(), DistributedLoss(CONTRASTIVE), BinomialDevianceLoss())
-    ),
-    *(
-        (partial(loss, X, LABELS, tuples), f"indices_tuple: expected 3 or 4 tensors, .* got {came}")
+        (partial(loss, X, LABELS, *call), told)
         for loss in (EnsembleLoss(CONTRASTIVE, 2), BinomialDevianceLoss())
-        for tuples, came in ((PAIR, r"torch.int64 \(1,\), torch"), ([[0], [1], [2]], "list, list"))
-    ),
-    *(
-        (partial(loss, X, LABELS, ref_emb=x, ref_labels=y), told)
-        for loss in (EnsembleLoss(CONTRASTIVE, 2), BinomialDevianceLoss())
-        for x, y, told in (
-            (LABELS, LABELS, r"ref_emb: .* got torch\.int64"),
-            (X, [0], "ref_labels:"),
+        for call, told in (
+            ((PAIR,), r"indices_tuple: expected 3 or 4 tensors, .* got torch.int64 \(1,\), torch"),
+            (([[0], [1], [2]],), "indices_tuple: .* got list, list"),
+            ((None, LABELS, LABELS), "ref_emb: .* got torch.int64"),
+            ((None, X, [0]), "ref_labels:"),
         )
     ),
     *(
         (partial(loss, X, LABELS, features=x.long()), "features: .* floating .* got torch.int64")
         for loss, x in ((horde(), MAP), (powers(), POOLED), (JRSRegularizer(), POOLED))
     ),
-    *(
-        (partial(horde().split_orders, torch.zeros(shape)), r"descriptors: .* \(M, 22\), .* got")
-        for shape in ((3, 21), (22,))
-    ),
-    (
-        lambda: horde(losses.MarginLoss(learn_beta=True, num_classes=3))(
-            X, LABELS + 1, features=MAP
-        ),
-        r"labels: MarginLoss expected 0 to 2 \(num_classes=3\), got 1 to 3",
-    ),
+    (lambda: horde().split_orders(torch.zeros(3, 21)), r"descriptors: .* \(M, 22\), .* got"),
+    (lambda: horde().split_orders(torch.zeros(22)), r"descriptors: .* \(M, 22\), .* got"),
+    (lambda: horde(MARGIN)(X, LABELS, features=MAP), "labels: MarginLoss .*=2.*, got 0 to 2"),
     (lambda: horde()(X, LABELS, features=MAP, enqueue_mask=LABELS > 0), "enqueue_mask: .* no loss"),
     *(
-        (
-            partial(lambda labels: classes()(X, labels, features=POOLED), (LABELS + y).to(x)),
-            f"labels: .*{told}",
-        )
-        for x, y, told in (
-            (torch.int32, 0, r"got torch\.int32; pass labels\.long\(\)"),
-            (torch.bool, 0, r"got torch\.bool"),
-            (torch.float32, 0, r"got torch\.float32"),
-            (torch.int64, 1, "got 1 to 3; number"),
-            (torch.int64, -1, "got -1 to 1; number"),
+        (partial(classes(), X, labels, features=POOLED), f"labels: .*{told}")
+        for labels, told in (
+            (LABELS.int(), r"got torch.int32; pass labels.long\(\)"),
+            (LABELS.bool(), "got torch.bool"),
+            (LABELS.float(), "got torch.float32"),
+            (LABELS + 1, "got 1 to 3; number"),
+            (LABELS - 1, "got -1 to 1; number"),
         )
     ),
     (lambda: horde()(LABELS, X, features=MAP), r"torch\.int64 \(6,\); call loss\(embeddings, lab"),
     (lambda: horde()(X, LABELS, features={"logits": X}), r"pass features=output\.logits"),
     (lambda: horde()(X, LABELS, features=MAP.permute(0, 2, 3, 1)), "feature_map.permute"),
     (
-        lambda: horde(losses.ArcFaceLoss(3, 4))(X, LABELS, features=MAP),
-        r"ArcFaceLoss failed on the vectors \(6, 6\) of order_2 [\s\S]*; embed_orders=True makes",
+        lambda: horde(PROXIES)(X, LABELS, features=MAP),
+        r"\(6, 6\) of order_2 [\s\S]*; embed_orders=",
     ),
-    (
-        lambda: EnsembleLoss(losses.MarginLoss(num_classes=2, learn_beta=True), 2)(X, LABELS),
-        r"labels: MarginLoss expected 0 to 1 \(num_classes=2\), got 0 to 2",
-    ),
+    (lambda: EnsembleLoss(MARGIN, 2)(X, LABELS), "labels: MarginLoss .*=2.*, got 0 to 2"),
     # Moments
-    *(
-        (partial(moments, **{name: 2.5}), f"{name}: expected a whole number .* got 2.5")
-        for name in ("order", "moment_dim")
-    ),
+    (lambda: moments(order=2.5), "order: expected a whole number .* got 2.5"),
+    (lambda: moments(moment_dim=2.5), "moment_dim: expected a whole number .* got 2.5"),
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
     (lambda: moments(matmul_dtype="bfloat16"), "matmul_dtype: .* no matrix"),
@@ -260,10 +228,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: jrd(similarity_weight=-1.0), "similarity_weight: .* of at least 0, got -1.0"),
     (lambda: jrd(representations="pooled"), "representations: expected names"),
     (lambda: jrd(representations=["classes"], kernels={"a": LINEAR}), r"representations: .*\(a\)"),
-    *(
-        (partial(make, distance=nn.Identity()), "distance: JR.* has no use for one; leave it out")
-        for make in (jrd, JRSRegularizer)
-    ),
+    (lambda: jrd(distance=nn.Identity()), "distance: JRDLoss has no use for one"),
+    (lambda: JRSRegularizer(distance=nn.Identity()), "distance: JRSRegularizer has no use for one"),
     (lambda: jrd()(X, LABELS + 1, features=POOLED), r"labels: .*num_classes=3\), got 1 to 3"),
     (lambda: jrd()(X, LABELS / 2, features=POOLED), "labels: JRDLoss .* got torch.float32; pass"),
     (lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED), r"embeddings: .*\(N, 5\), got .*6, 4"),
@@ -273,16 +239,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: PolynomialKernel(constant=-1), "constant: expected a number of at least 0, got -1"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     # Ranks
-    *(
-        (partial(calculator, recall_at=K), "recall_at: expected integers >= 1, got")
-        for K in ((0, 1), 5)
-    ),
+    (lambda: calculator(recall_at=(0, 1)), "recall_at: expected integers >= 1, got"),
+    (lambda: calculator(recall_at=5), "recall_at: expected integers >= 1, got"),
     (lambda: calculator(k=0), 'k: expected an integer >= 1, "max_bin_count" or None, got 0'),
     (lambda: calculator(knn_func=torch.cdist), "knn_func: .* without a search; leave it out"),
     (lambda: calculator(label_comparison_fn=torch.eq), "label_comparison_fn: ranks are counted by"),
     (
-        lambda: calculator(k=1, include=["r_precision"]).get_accuracy(X, LABELS * 0),
-        "k: expected at least 5, .* got 1; pass k=",
+        lambda: calculator(["r_precision"], k=1).get_accuracy(X, LABELS * 0),
+        "k: .* least 5, .* got 1",
     ),
     (lambda: accuracy(X[:0], LABELS[:0]), r"query: .* at least one row .* \(0, 4\)"),
     (lambda: accuracy(X, LABELS, X), "reference_labels: expected numbers, .* got NoneType"),
@@ -294,7 +258,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: calculator(group_rule="camera"), "group_rule: expected one of class, all; got 'cam"),
     (
         lambda: calculator().get_accuracy(X, LABELS, X, LABELS, query_groups=LABELS),
-        "query_groups, reference_groups: expected both or none, got one",
+        "query_groups, reference_groups: .* got one",
     ),
 ]
 
@@ -306,9 +270,7 @@ def test_an_unknown_argument_is_named_with_our_class(make: Any) -> None:
         make(orders=3)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:__array_wrap__"
-)  # of PML's SphereFaceLoss, by new versions of NumPy
+@pytest.mark.filterwarnings("ignore:__array_wrap__")  # of PML's SphereFaceLoss, by new NumPy
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_it_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
