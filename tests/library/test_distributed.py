@@ -7,38 +7,28 @@ import torch
 from pytorch_metric_learning import losses, miners
 
 from pml_regularizers import DistributedLoss, prepare_loss
-from tests.support.gradients import (
-    CACHED_CASES,
-    CASES,
-    PML_CASES,
-    check_calls,
-    check_copies,
-    check_errors,
-    measure,
-    measure_all,
-)
+from tests.support import gradients
+from tests.support.gradients import CACHED_CASES, CASES, PML_CASES
 from tests.support.pool import Pool
 from tests.support.unreduced import WRAPPERS, train_all
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:powers. . is even"
-)  # and the trunk's output is a tanh
+pytestmark = pytest.mark.filterwarnings("ignore:powers. . is even")  # of a trunk that ends in tanh
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    return {case: measure(case, None) for case in CASES}
+    return {case: gradients.measure(case, None) for case in CASES}
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def spread(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, dict[str, Any]]:
-    found, *_ = pool.run(measure_all, processes=request.param)
+    found, *_ = pool.run(gradients.measure_all, processes=request.param)
     return request.param, found
 
 
-@pytest.mark.parametrize("check", [check_errors, check_calls, check_copies])
-def test_calls_of_three_processes(check: Any, pool: Pool) -> None:
-    pool.run(check, processes=3)
+@pytest.mark.parametrize("check", ["check_errors", "check_calls", "check_copies"])
+def test_calls_of_three_processes(check: str, pool: Pool) -> None:
+    pool.run(getattr(gradients, check), processes=3)
 
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
@@ -74,11 +64,11 @@ def test_under_pml_wrapper(case: str, spread: Any, expected: dict[str, Any]) -> 
     found = everything["pml"][case]
     right = processes * expected[case]["loss"]
     torch.testing.assert_close(found["loss"], right, rtol=1e-12, atol=0)
-    gradients = {
+    exact = {
         name: processes * gradient if name.endswith(("W", "proxies")) else gradient
         for name, gradient in expected[case]["gradients"].items()
     }
-    assert_same_gradients(found["gradients"], gradients)
+    assert_same_gradients(found["gradients"], exact)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +108,5 @@ def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> No
     assert any(name.startswith("net.trunk") for name in found)
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0, name
-        torch.testing.assert_close(
-            found[name], gradient, rtol=0, atol=1e-12 * gradient.abs().max().item()
-        )
+        bound = 1e-12 * gradient.abs().max().item()
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=bound)

@@ -1,5 +1,6 @@
 """The attention-based ensemble against loops, and its losses; test_contract.py has their values."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -128,9 +129,8 @@ def test_what_the_loss_inside_takes_and_offers_is_taken_and_offered() -> None:
         assert_close(found, sum(right) / 2)
 
     keys = torch.tensor([False, True, False, True, True])  # as MoCo's
-    memory, again = (
-        losses.CrossBatchMemory(losses.MarginLoss(learn_beta=True), 4) for _ in range(2)
-    )
+    memory = losses.CrossBatchMemory(losses.MarginLoss(learn_beta=True), 4)
+    again = copy.deepcopy(memory)
     horde = DistributedLoss(HORDELoss(memory, 3, 4, feature_loss=base, moment_dim=5))
     maps = torch.randn(5, 3, 2, 2)
     value = horde(x, labels, enqueue_mask=keys, features=maps)

@@ -356,11 +356,8 @@ def test_tokens_that_are_no_positions_are_refused(pool: Any) -> None:
 
 def test_a_head_without_a_layer_has_the_embeddings_as_features() -> None:
     """Energy confusion alone has nothing to train there, if its gradient goes to the layer."""
-    head, maps, labels = (
-        EmbeddingHead(CHANNELS, None, normalize=False),
-        torch.rand(8, CHANNELS, 2, 2),
-        images()[1],
-    )
+    head, (_, labels) = EmbeddingHead(CHANNELS, None, normalize=False), images()
+    maps = torch.rand(8, CHANNELS, 2, 2)
     loss = CosinePowersLoss(losses.ContrastiveLoss())
     expected = loss(maps.mean((2, 3)), labels, features=maps.mean((2, 3)))
     for embedder in (None, nn.Sequential(head)):

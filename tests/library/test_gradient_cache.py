@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm
 
-from pml_regularizers import (
-    DistributedLoss,
-    GradientCache,
-    MissingFeaturesError,
-    attach_all,
-)
+from pml_regularizers import DistributedLoss, GradientCache, MissingFeaturesError, attach_all
 from tests.library.contract import CHANNELS, WIDTH
 from tests.support.gradients import CASES, Net, horde, share
 
@@ -49,10 +44,15 @@ def whole(net: nn.Module, loss: nn.Module, x: Tensor, *labels: Any) -> Measured:
 
 
 def in_chunks(net: nn.Module, loss: nn.Module, x: Tensor, *labels: Any, size: int) -> Measured:
-    cache = GradientCache(net, loss, size)
-    value = loss(cache(x), *labels)
+    value = loss(GradientCache(net, loss, size)(x), *labels)
     value.backward()
     return measured(value, net=net, loss=loss)
+
+
+def tapped(*between: nn.Module) -> tuple[Net, nn.Module]:
+    """A network, and HORDE of its maps."""
+    net = Net(*between).double()
+    return net, horde(losses.ContrastiveLoss()).double().attach(net.head)
 
 
 def assert_same(found: Measured, expected: Measured) -> None:
@@ -60,6 +60,17 @@ def assert_same(found: Measured, expected: Measured) -> None:
     assert max(x.abs().max() for name, x in expected.items() if name != "loss") > 0
     for name, x in expected.items():
         torch.testing.assert_close(found[name], x, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def compare(net: nn.Module, loss: nn.Module, size: int, value: Callable[[Any], Tensor]) -> None:
+    """A value has the same gradients, whether the network embeds or a cache of it."""
+    results = []
+    for embed in (net, GradientCache(net, loss, size)):
+        net.zero_grad(), loss.zero_grad()
+        result = value(embed)
+        result.backward()
+        results.append(measured(result, net=net, loss=loss))
+    assert_same(*results)
 
 
 def both(make: Callable[[], nn.Module], size: int, net: Callable[[], nn.Module] = Net) -> None:
@@ -88,9 +99,7 @@ def test_a_miner_sees_the_whole_batch() -> None:
 
 
 def test_random_numbers_are_the_same_in_both_passes() -> None:
-    _, x, y = share(None)
-    net = Net(nn.Dropout(0.5)).double()
-    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    (_, x, y), (net, loss) = share(None), tapped(nn.Dropout(0.5))
     apart = copy.deepcopy(nn.ModuleList([net, loss]))
     torch.manual_seed(5)
     value = apart[1](torch.cat([apart[0](chunk) for chunk in x.split(5)]), y)
@@ -109,16 +118,13 @@ def test_half_precision_is_that_of_the_call() -> None:
     again = copy.deepcopy(nn.ModuleList([net, loss]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = whole(*again, x.float(), y)
-        cache = GradientCache(net, loss, 5)
-        embeddings = cache(x.float())
+        embeddings = GradientCache(net, loss, 5)(x.float())
         value = loss(embeddings, y)
     assert embeddings.dtype == torch.bfloat16
     value.backward()  # outside autocast
     found = measured(value, net=net, loss=loss)
-    assert found["net.trunk.0.weight"].abs().max() > 0
     for name, x in expected.items():
-        error = (found[name] - x).norm() / x.norm()
-        assert error < 0.05, name
+        assert (found[name] - x).norm() < 0.05 * x.norm(), name
 
 
 @pytest.mark.parametrize(
@@ -161,14 +167,8 @@ def test_several_calls_before_one_backward_pass() -> None:
     net.zero_grad(), (2 * net(x).sum()).backward()
     assert_same(measured(value, net=again[0]), measured(value, net=net))
     # Features join as those of several passes do.
-    net, loss = again[0], horde(losses.ContrastiveLoss()).double().attach(again[0].head)
-    results = []
-    for embed in (net, GradientCache(net, loss, 5)):
-        net.zero_grad()
-        value = loss(torch.cat([embed(x), embed(-x)]), torch.cat([y, y]))
-        value.backward()
-        results.append(measured(value, net=net))
-    assert_same(*results)
+    net, loss = tapped()
+    compare(net, loss, 5, lambda embed: loss(torch.cat([embed(x), embed(-x)]), y.repeat(2)))
 
 
 class Text(nn.Module):
@@ -199,18 +199,10 @@ CALLS = (
 @pytest.mark.parametrize("call", CALLS)
 def test_a_tree_of_arguments(call: Any) -> None:
     ids, labels = torch.arange(12).view(6, 2) % 7, torch.arange(6) % 2
-    mask, net, loss = (
-        (ids > 1).long().clamp(min=ids[:, :1]),
-        Text().double(),
-        losses.TripletMarginLoss(),
-    )
+    mask = (ids > 1).long().clamp(min=ids[:, :1])
     mask[:, 0] = 1
-    again = copy.deepcopy(net)
-    expected, value = (
-        loss(call(embed, ids, mask), labels) for embed in (net, GradientCache(again, loss, 4))
-    )
-    expected.backward(), value.backward()
-    assert_same(measured(value, net=again), measured(expected, net=net))
+    net, loss = Text().double(), losses.TripletMarginLoss()
+    compare(net, loss, 4, lambda embed: loss(call(embed, ids, mask), labels))
 
 
 def test_of_several_outputs_a_loss_knows_its_embeddings() -> None:
@@ -219,16 +211,9 @@ def test_of_several_outputs_a_loss_knows_its_embeddings() -> None:
             maps = self.trunk(x)
             return {"maps": maps, "embeddings": self.head(maps), "pooled": maps.mean((2, 3))}
 
-    (_, x, y), results = share(None), []
-    for chunked in (False, True):
-        torch.manual_seed(0)
-        net, loss = Outputs().double(), horde(losses.ContrastiveLoss()).double()
-        loss.attach(net.head)
-        embed: Any = GradientCache(net, loss, 5) if chunked else net
-        value = loss(embed(x)["embeddings"], y)
-        value.backward()
-        results.append(measured(value, net=net, loss=loss))
-    assert_same(*results)
+    (_, x, y), net = share(None), Outputs().double()
+    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    compare(net, loss, 5, lambda embed: loss(embed(x)["embeddings"], y))
 
 
 def test_images_have_a_gradient_if_they_need_one() -> None:
@@ -245,9 +230,7 @@ def test_images_have_a_gradient_if_they_need_one() -> None:
 
 
 def test_gradients_of_chosen_tensors() -> None:
-    _, x, y = share(None)
-    net = Net().double()
-    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    (_, x, y), (net, loss) = share(None), tapped()
     parameters = [*net.trunk.parameters(), *loss.parameters()]
     expected = torch.autograd.grad(loss(net(x), y), parameters)
     cache = GradientCache(net, loss, 5)
@@ -297,10 +280,7 @@ class Mixing(nn.Module):
         ([lambda: nn.utils.spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1))], "trunk.2.weight_u"),
         ([lambda: Mixing(lambda x: x - x.mean(0) / 99)], "trunk.2, Mixing, mixes"),
         ([lambda: Mixing(lambda x: x + x.roll(len(x) // 2, 0))], "trunk.2, Mixing, mixes"),
-        (
-            [lambda: Mixing(lambda x: x + x[torch.arange(len(x)) // 2 * 2])],
-            "trunk.2, Mixing, mixes",
-        ),
+        ([lambda: Mixing(lambda x: x + x[torch.arange(len(x)) // 2 * 2])], "trunk.2, Mixing, mix"),
         ([lambda: Mixing(lambda x: x + x.flip(0)), nn.Dropout], "trunk.2, Mixing, mixes"),
         ([nn.Dropout, lambda: Mixing(lambda x: x + x[:1])], "trunk.3, Mixing, mixes"),
         ([lambda: Mixing(lambda x: x + random.random())], "two passes .* differ; draw random"),
@@ -335,9 +315,7 @@ def test_batches_that_cannot_show_a_fault_do_not_count(size: int) -> None:
 
 
 def test_without_gradients_the_embeddings_have_none() -> None:
-    _, x, y = share(None)
-    net = Net().double()
-    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    (_, x, y), (net, loss) = share(None), tapped()
     with torch.inference_mode():
         embeddings = GradientCache(net, loss, 5)(x)
         assert not embeddings.requires_grad
@@ -365,11 +343,9 @@ def test_nothing_changes_between_the_passes() -> None:
 
 
 def test_what_the_whole_batch_would_refuse() -> None:
-    _, x, y = share(None)
-    net = Net().double()
+    (_, x, y), (net, loss) = share(None), tapped()
     net.trunk.requires_grad_(False)
-    loss = horde(losses.ContrastiveLoss()).double().attach(net.trunk, embedder=net)
-    cache = GradientCache(net, loss, 5)
+    cache = GradientCache(net, loss.attach(net.trunk, embedder=net), 5)
     with pytest.raises(MissingFeaturesError, match="carry no gradient"):
         loss(cache(x), y).backward()
     with pytest.raises(RuntimeError, match="create_graph=True, got one"):
@@ -379,20 +355,17 @@ def test_what_the_whole_batch_would_refuse() -> None:
 
 
 def test_what_cannot_be_split_or_joined() -> None:
+    linear, x = nn.Linear(6, 2), torch.randn(4, 6)
     for model, arguments, told in (
-        (nn.RNN(6, 2), [torch.randn(2, 6)], "a row for each of the 2 images .* got torch.float32"),
-        (
-            nn.Linear(6, 2),
-            [torch.randn(4, 6), torch.randn(1, 6)],
-            r"\(4, 6\), torch.float32 \(1, 6\)",
-        ),
-        (nn.Linear(6, 2), ["a text"], "expected tensors with a row for each image, got none"),
-        (nn.Linear(6, 2), [UserDict(x=torch.randn(4, 6))], r"in a UserDict; .* cache\(\*\*batch"),
-        (nn.Linear(6, 2), [torch.randn(4, 6), [*"abcd"]], "a list of 4 entries, as many as images"),
-        (nn.Linear(6, 2), [torch.randn(4, 6), {"ids": torch.ones(4).numpy()}], "a ndarray of 4 en"),
-        (nn.Linear(6, 2), [Slotted(torch.randn(4, 6))], "split the tensors in a Slotted"),
-        (Mixing(lambda x: x.argmax(1)), [torch.randn(4, 6)], "returns embeddings"),
-        (Mixing(lambda x: (x, object())), [torch.randn(4, 6)], "got object; return the embed"),
+        (nn.RNN(6, 2), [x[:2]], "a row for each of the 2 images .* got torch.float32"),
+        (linear, [x, x[:1]], r"\(4, 6\), torch.float32 \(1, 6\)"),
+        (linear, ["a text"], "expected tensors with a row for each image, got none"),
+        (linear, [UserDict(x=x)], r"in a UserDict; .* cache\(\*\*batch"),
+        (linear, [x, [*"abcd"]], "a list of 4 entries, as many as images"),
+        (linear, [x, {"ids": torch.ones(4).numpy()}], "a ndarray of 4 entries"),
+        (linear, [Slotted(x)], "split the tensors in a Slotted"),
+        (Mixing(lambda x: x.argmax(1)), [x], "returns embeddings"),
+        (Mixing(lambda x: (x, object())), [x], "got object; return the embed"),
     ):
         with pytest.raises(ValueError, match=told):
             GradientCache(model, losses.ContrastiveLoss(), 2)(*arguments)

@@ -8,12 +8,7 @@ from pytorch_metric_learning import losses
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
 
-from pml_regularizers import (
-    DistributedLoss,
-    HORDELoss,
-    VEMAttention,
-    parameter_groups,
-)
+from pml_regularizers import DistributedLoss, HORDELoss, VEMAttention, parameter_groups
 from tests.support.toys import CHANNELS, WIDTH, Attended, Network
 
 

@@ -16,22 +16,14 @@ from speed.page import read_page, run_case
 CPU = torch.device("cpu")
 
 SLOW = {
-    *(
-        "stanford",
-        "in_shop",
-        "correctness",
-        "steps",
-        "glyphs",
-        "float16",
-    ),  # start processes, or much
+    *("stanford", "in_shop", "correctness", "steps", "glyphs", "float16"),  # much, or processes
     # At a tiny size as methods_photographs, and as each other.
     *("methods_resnet50", "methods_googlenet", "horde_googlenet"),
 }
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES],
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES]
 )
 def test_every_case_runs_at_a_tiny_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([name, "--tiny"]) == 0

@@ -96,9 +96,8 @@ def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
 
 def share(processes: Processes | None) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The number of this process, and its images and labels of a batch."""
-    rank, world = (
-        (0, 1) if processes is None else (processes.process_index, processes.num_processes)
-    )
+    processes = processes or Processes(0, 1)
+    rank, world = processes.process_index, processes.num_processes
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(BATCH, 1, 6, 6, generator=generator, dtype=torch.float64)
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
