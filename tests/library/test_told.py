@@ -3,6 +3,8 @@
 import gc
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,76 +24,76 @@ from pml_regularizers import (
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda loss: loss,
-        DistributedLoss,
-        lambda loss: DistributedLoss(losses.MultipleLosses([loss])),
-    ],
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """The warnings of the `with` block, also those that were given before."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(warning.message) for warning in caught]
+
+
+AROUND = (
+    lambda loss: loss,
+    DistributedLoss,
+    lambda loss: DistributedLoss(losses.MultipleLosses([loss])),
 )
+
+
 @pytest.mark.parametrize(
-    ("count", "steps"),
+    ("count", "steps", "around"),
     [
-        (1, lambda step: 1),
-        (2, lambda step: 2),
-        (2, lambda step: 1 + (step % 5 == 4)),  # that of the loss rarely
-        (2, lambda step: 2 * (step % 3 == 2)),  # gradients of three passes
+        *((1, lambda step: 1, around) for around in AROUND),
+        (2, lambda step: 2, DistributedLoss),
+        *((2, lambda step: 1 + (step % 5 == 4), around) for around in AROUND),  # the loss's rarely
+        (2, lambda step: 2 * (step % 3 == 2), DistributedLoss),  # gradients of three passes
     ],
 )
 def test_parameters_that_no_optimizer_holds(count: int, steps: Any, around: Any) -> None:
     """An optimizer of the network, and perhaps one of the loss: as many of them as told make a step."""
-    network, feature_loss = (
-        nn.Sequential(nn.Identity(), nn.Linear(5, 4)),
-        losses.ProxyAnchorLoss(3, 5),
-    )
+    network = nn.Sequential(nn.Identity(), nn.Linear(5, 4))
+    feature_loss = losses.ProxyAnchorLoss(3, 5)
     loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, 4), feature_loss=feature_loss, powers=(1, 3))
     loss = around(loss.attach(network[0], embedder=network))
     optimizers = [torch.optim.Adam(module.parameters()) for module in (network, loss)[:count]]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with told() as messages:
         for step in range(7):
             x = torch.rand(6, 5, requires_grad=True)
             loss(network(x), LABELS).backward()
             for optimizer in optimizers[: steps(step)]:
                 optimizer.step()
                 optimizer.zero_grad()
-    messages = [str(warning.message) for warning in caught]
     assert len(messages) == (count == 1)
     names = [re.findall(r"(?:embeddings|power_\d)\.proxies", x) for x in messages]
     assert all(x == ["embeddings.proxies", "power_1.proxies", "power_3.proxies"] for x in names)
 
 
 def test_a_parameter_at_the_address_of_one_that_was_told_of() -> None:
-    def told(loss: nn.Module) -> int:
-        network = nn.Linear(5, 4)
+    def count(parameters: list[nn.Parameter]) -> int:
+        """Warnings of a loss that has these."""
+        parts = [losses.ProxyAnchorLoss(3, 4) for _ in parameters]
+        for part, parameter in zip(parts, parameters, strict=True):
+            part.proxies = parameter
+        network, loss = nn.Linear(5, 4), DistributedLoss(losses.MultipleLosses(parts))
         optimizer = torch.optim.SGD(network.parameters(), 0.1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with told() as messages:
             for _ in range(4):
                 loss(network(torch.rand(6, 5)), LABELS).backward()
                 optimizer.step()
-        return len(caught)
+        return len(messages)
 
-    def made(parameters: list[nn.Parameter]) -> nn.Module:
-        every = [losses.ProxyAnchorLoss(3, 4) for _ in parameters]
-        for loss, parameter in zip(every, parameters, strict=True):
-            loss.proxies = parameter
-        return DistributedLoss(losses.MultipleLosses(every))
+    def made(number: int) -> list[nn.Parameter]:
+        return [nn.Parameter(torch.rand(3, 4)) for _ in range(number)]
 
-    loss = made([nn.Parameter(torch.rand(3, 4)) for _ in range(100)])
-    addresses = {id(x) for x in loss.parameters()}
-    assert told(loss) == 1
-    del loss
+    first = made(20)
+    addresses = {id(x) for x in first}
+    assert count(first) == 1
+    del first
     gc.collect()
-    later = [nn.Parameter(torch.rand(3, 4))]
-    while (
-        id(later[-1]) not in addresses and len(later) < 100_000
-    ):  # all kept: free addresses are taken
-        later.append(nn.Parameter(torch.rand(3, 4)))
-    if id(later[-1]) not in addresses:
-        pytest.skip("no address was taken again")
-    assert told(made(later[-1:])) == 1
+    later = made(10_000)  # all kept: they take the addresses that are free
+    again = [x for x in later if id(x) in addresses]
+    assert again and count(again[:1]) == 1
 
 
 def test_an_attribute_of_the_loss_inside_is_not_set_in_vain() -> None:
@@ -115,24 +117,21 @@ def test_passed_features_without_a_gradient(frozen: bool) -> None:
     loss, features = JRSRegularizer(), torch.rand(6, 5)
     if frozen:
         loss.frozen_features = True
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with told() as messages:
         for x in (torch.randn(6, 4), torch.randn(6, 4).requires_grad_(), torch.randn(6, 4)):
             loss.eval()(x, LABELS, features=features)
             loss.train()(x, LABELS, features=features)
-    told = ["set loss.frozen_features = True" in str(warning.message) for warning in caught]
-    assert told == [True] * (not frozen)
+    assert len(messages) == (not frozen)
+    assert all("set loss.frozen_features = True" in text for text in messages)
 
 
 @pytest.mark.parametrize(("shift", "powers"), [(0.0, (1, 3)), (1.0, (2, 3)), (0.0, (1, 2))])
 def test_even_powers_of_features_of_both_signs(shift: float, powers: tuple[int, ...]) -> None:
     loss = CosinePowersLoss(losses.ContrastiveLoss(), powers=powers)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with told() as messages:
         for _ in range(2):
             loss(torch.randn(6, 4), LABELS, features=torch.linspace(-1, 1, 30).view(6, 5) + shift)
-    told = [str(warning.message) for warning in caught]
-    assert [x[:17] for x in told] == ["powers: 2 is even"] * (powers == (1, 2))
+    assert [x[:17] for x in messages] == ["powers: 2 is even"] * (powers == (1, 2))
 
 
 def test_a_map_is_pooled_where_pooled_features_are_read() -> None:
