@@ -4,7 +4,7 @@ A new class needs an entry here; a test fails until it has one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,9 +79,6 @@ class Batch:
 
     def to(self, dtype: torch.dtype) -> "Batch":
         return self.map(lambda x: x.to(dtype))
-
-    def take(self, rows: Tensor) -> "Batch":
-        return replace(self.map(lambda x: x[rows]), labels=self.labels[rows])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield "embeddings", self.embeddings
