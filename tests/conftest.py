@@ -1,5 +1,6 @@
 """Fixtures of all tests: a seed from the test's name, and objects that are made once."""
 
+import gc
 import os
 import random
 import sys
@@ -44,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=list(HealthCheck),
     )
     settings.load_profile("attacks")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What the imports make stays: no search for garbage looks at it, neither meanwhile nor later."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
