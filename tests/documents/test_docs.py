@@ -30,7 +30,7 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 assert NOTEBOOKS
 
 
-SLOW = ("integrations.md", "backbones.md", "heads.md", "recipes.md")
+SLOW = ("integrations.md", "backbones.md", "heads.md", "recipes.md", "text_encoders.md")
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in PML's trainers

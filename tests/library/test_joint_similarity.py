@@ -56,6 +56,7 @@ def test_no_tensor_is_larger_than_the_rows() -> None:
     assert counted.operations["aten.cat"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "eager",
     [
