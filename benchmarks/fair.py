@@ -30,46 +30,40 @@ from pathlib import Path
 from benchmarks.console.arguments import (
     at_least,
     command_parser,
+    refusing,
     split_settings,
     user_folder,
     user_path,
 )
-from benchmarks.console.printing import as_line
-from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.console.writing import OwnedFolder, replace_file
 from benchmarks.settings.errors import ConfigError
 
 # Light: torch is imported by what a command calls.
-from benchmarks.studies.jobs import check_settings, make_job, read, try_out
-from benchmarks.studies.launcher_options import add_arguments, make_launcher
+from benchmarks.studies.jobs import check_settings, make_job, read, trying_out
+from benchmarks.studies.launching import add_arguments, make_launcher
 
 SEEDS = 5  # of the protocol
 
 OURS = ("--config", "--protocol", "--data.split", "--data.fold", "--evaluation.save_embeddings")
 
 
-@signals_handled(leave)  # until there is a run that can save
+@refusing
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
 
-    from benchmarks.records.run_folder import RunFolderError
     from benchmarks.reporting.folds import fair_comparison, read_method
 
-    try:
-        if options.run is None:  # compare
-            if settings:
-                raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
-            methods = [read_method(folder) for folder in options.folders]
-            print(fair_comparison(methods, SEEDS))
-            return 0
-        check_settings(settings, OURS)
-        settings = [*(f"--config={path}" for path in options.config), *settings]
-        folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
-        return int(options.run(options, settings, folder))
-    except (RunFolderError, ValueError, OSError) as error:
-        print(f"error: {as_line(error)}", file=sys.stderr)
-        return 2
+    if options.run is None:  # compare
+        if settings:
+            raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
+        methods = [read_method(folder) for folder in options.folders]
+        print(fair_comparison(methods, SEEDS))
+        return 0
+    check_settings(settings, OURS)
+    settings = [*(f"--config={path}" for path in options.config), *settings]
+    folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
+    return int(options.run(options, settings, folder))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,7 +124,7 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path
         for seed in range(options.seeds)
         for fold in range(command.experiment.data.folds)
     ]
-    try_out(runs)
+    list(trying_out(runs))
     launcher = make_launcher(options, folder)
     with OwnedFolder(folder):
         if stopped := Queue(lambda: runs, len(runs), launcher, redo_stale=options.redo_stale).run():

@@ -9,13 +9,11 @@ Student-t interval; methods are compared by paired differences over the seeds th
 import sys
 from collections.abc import Sequence
 
-from benchmarks.console.arguments import command_parser, say, user_path
-from benchmarks.console.printing import as_line
-from benchmarks.console.stopping import leave, signals_handled
+from benchmarks.console.arguments import command_parser, refusing, say, user_path
 from benchmarks.records.results import load_run
 
 
-@signals_handled(leave)
+@refusing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
     parser = command_parser("report", __doc__)
@@ -32,15 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Not beside the run folders: the next `runs/*` would match it, too.
     name = "report.html" if len(options.folders) == 1 else "comparison.html"
     output = options.output or options.folders[0] / name
-    try:
-        runs = [load_run(folder) for folder in options.folders]
-        comparison = compare(runs, options.baseline)
-        text = comparison.markdown() if options.markdown else comparison.terminal()
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_html(runs, output, options.baseline)
-    except (ValueError, OSError) as error:
-        print(f"error: {as_line(error)}", file=sys.stderr)
-        return 2
+    runs = [load_run(folder) for folder in options.folders]
+    comparison = compare(runs, options.baseline)
+    text = comparison.markdown() if options.markdown else comparison.terminal()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_html(runs, output, options.baseline)
     say(f"{text}\nReport: {output}")
     return 0
 

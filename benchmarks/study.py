@@ -27,19 +27,17 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.console.arguments import (
     at_least,
     command_parser,
+    refusing,
     split_settings,
     user_folder,
     user_path,
 )
-from benchmarks.console.printing import as_line
-from benchmarks.console.stopping import leave, signals_handled
 from benchmarks.console.writing import replace_file
 from benchmarks.records.results import about_as_long, has_thresholds
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.study_reading import read_study, study_names
-from benchmarks.studies.jobs import Job, try_out, trying_out, wait_for
-from benchmarks.studies.launcher_options import add_arguments, make_launcher
-from benchmarks.studies.launching import Launcher
+from benchmarks.studies.jobs import Job, trying_out, wait_for
+from benchmarks.studies.launching import Launcher, add_arguments, make_launcher
 from benchmarks.studies.owner import check_owner, own
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 RESULTS = Path(__file__).parents[1] / "results"  # of the pages in docs/
 
 
-@signals_handled(leave)  # until there is a run that can save
+@refusing
 def main(argv: Sequence[str] | None = None) -> int:
     whole = list(sys.argv[1:] if argv is None else argv)
     argv, settings = split_settings(whole)
@@ -72,11 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = [f"--data.root={options.root}", *settings]
     if options.trackers is not None:
         settings = [f"--trackers=[{options.trackers.strip('[]')}]", *settings]
-    try:
-        return _run(options, settings, partial(_command, *split_settings(whole)))
-    except (ValueError, OSError) as error:
-        print(f"error: {as_line(error)}", file=sys.stderr)
-        return 2
+    return _run(options, settings, partial(_command, *split_settings(whole)))
 
 
 def _command(argv: Sequence[str], settings: Sequence[str], *more: str) -> str:
@@ -225,7 +219,7 @@ def _finish(study: "Study", launcher: Launcher, row: str) -> int:
         return 0
     verb = "Fitting" if row in study.file.untrained() else "Training"
     print(f"{verb} {row} on all classes ...", flush=True)
-    try_out([job])
+    list(trying_out([job]))
     queue = Queue(lambda: [job], 1, launcher, redo_stale=True)
     return queue.run() or int(job.outcome() != "finished")
 
@@ -241,15 +235,14 @@ def _train(
     first = study.missing(untrained)
     checks = trying_out([job for job in left if job not in first])
     if first:
-        try_out(first)
+        list(trying_out(first))
         own(study.runs, options.study)
         print("Measuring the network before any training ...", flush=True)
         if (status := _work(study, launcher, untrained, checks)) >= 128:
             return status
         if status == 0 and draw():
             print("Trainings follow; this page stays if they are stopped.\n", flush=True)
-    for _ in checks:  # those that were not made meanwhile
-        pass
+    list(checks)  # those that were not made meanwhile
     if not (left := study.left()):
         return 0
     own(study.runs, options.study)

@@ -19,15 +19,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console.arguments import at_least, command_parser, split_settings, user_folder
-from benchmarks.console.printing import as_line
-from benchmarks.console.stopping import leave, signals_handled
-from benchmarks.settings.errors import ConfigError
+from benchmarks.console.arguments import (
+    at_least,
+    command_parser,
+    refusing,
+    split_settings,
+    user_folder,
+)
 from benchmarks.studies.jobs import plan
-from benchmarks.studies.launcher_options import add_arguments, make_launcher
+from benchmarks.studies.launching import add_arguments, make_launcher
 
 
-@signals_handled(leave)  # until there is a run that can save
+@refusing
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = command_parser("sweep", __doc__)
@@ -47,15 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = list(range(given[0]) if len(given) == 1 else dict.fromkeys(given))
     if not seeds:
         parser.error("argument --seeds: expected at least one seed, got 0 of them")
-    try:
-        jobs = plan(options.recipes, seeds, options.runs, settings)
-        launcher = make_launcher(options, options.runs)
-        queue = Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
-        options.runs.mkdir(parents=True, exist_ok=True)
-        stopped = queue.run()
-    except (ConfigError, OSError) as error:
-        print(f"error: {as_line(error)}", file=sys.stderr)
-        return 2
+    jobs = plan(options.recipes, seeds, options.runs, settings)
+    launcher = make_launcher(options, options.runs)
+    queue = Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    stopped = queue.run()
     found = Counter(job.status for job in jobs)
     print(", ".join(f"{count} {status}" for status, count in found.items()))
     return stopped or int(any(job.why is not None for job in jobs))

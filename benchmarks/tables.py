@@ -11,14 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console.arguments import command_parser, say, user_path
-from benchmarks.console.stopping import leave, signals_handled
+from benchmarks.console.arguments import command_parser, refusing, say, user_path
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_table
 from benchmarks.settings.trusted import TRUST, trust
 
 
-@signals_handled(leave)
+@refusing
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return 2 if the table or a folder does not exist."""
     parser = command_parser("tables", __doc__)
@@ -31,18 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.reporting.paper_table import paper_page
 
     trust(options.trust)
-    try:
-        table = read_table(options.table)
-        for folder in options.runs or []:
-            if not folder.is_dir():
-                raise ConfigError(
-                    f"--runs: {folder} is not a folder; expected one with runs below it"
-                )
-        page = paper_page(table, options.runs or [Path("runs")])
-        say(page.markdown() if options.markdown else page.terminal(), end="")
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    table = read_table(options.table)
+    for folder in options.runs or []:
+        if not folder.is_dir():
+            raise ConfigError(f"--runs: {folder} is not a folder; expected one with runs below it")
+    page = paper_page(table, options.runs or [Path("runs")])
+    say(page.markdown() if options.markdown else page.terminal(), end="")
     return 0
 
 

@@ -5,15 +5,37 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import isfinite
 from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.console.printing import PrintableError, as_line
+from benchmarks.console.stopping import leave, signals_handled
+
 INTEGER = r"[-+]?(?:0|[1-9][0-9]*)"
 
 DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]*)?|[-+]?\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 """Patterns of numbers: programs read other spellings, such as 010 and 1_000, as different numbers."""
+
+
+def refusing(main: Callable[..., int]) -> Callable[..., int]:
+    """A command's `main`: what it refuses is one line, and exit status 2; a signal ends it at once.
+
+    Where there are runs that can save, they handle signals themselves.
+    """
+
+    @wraps(main)
+    @signals_handled(leave)
+    def told(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv)
+        except (PrintableError, ValueError, OSError) as error:
+            print(f"error: {as_line(error)}", file=sys.stderr)
+            return 2
+
+    return told
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:

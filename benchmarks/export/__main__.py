@@ -9,13 +9,11 @@ embedding layer: docs/export.md.
 import sys
 from collections.abc import Sequence
 
-from benchmarks.console.arguments import command_parser, user_path
-from benchmarks.console.stopping import leave, signals_handled
-from benchmarks.settings.errors import ConfigError
+from benchmarks.console.arguments import command_parser, refusing, user_path
 from benchmarks.settings.trusted import TRUST, trust
 
 
-@signals_handled(leave)
+@refusing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the folder with its error, and return the exit status: 2 if nothing was written."""
     parser = command_parser("export", __doc__)
@@ -34,11 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks.export import writing  # imports torch, which --help does without
 
     trust(options.trust)
-    try:
-        lines = writing.export(options.run, options.output, options.thresholds)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    lines = writing.export(options.run, options.output, options.thresholds)
     print(*lines, sep="\n")
     return 0
 

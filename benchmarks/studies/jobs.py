@@ -232,12 +232,6 @@ def seeded(command: Command, seeds: Iterable[int], runs: Path) -> list[Job]:
     ]
 
 
-def try_out(jobs: Sequence[Job]) -> None:
-    """Try jobs out before any run, see `trying_out`."""
-    for _ in trying_out(jobs):
-        pass
-
-
 def trying_out(jobs: Sequence[Job]) -> Iterator[Job]:
     """Look through the data, build the parts and take a step, for each training, test set and fold; each in turn.
 

@@ -42,7 +42,7 @@ from benchmarks.settings.differences import changed, config_changes
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.yaml_files import dump, read_yaml
-from benchmarks.studies.jobs import Job, make_job, try_out
+from benchmarks.studies.jobs import Job, make_job, trying_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from benchmarks.training.parts import try_one_step
@@ -112,7 +112,7 @@ class Search:
             key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
             for key, kind in self.space.items()
         }
-        try_out(self.jobs(least))
+        list(trying_out(self.jobs(least)))
 
     def begin(self) -> optuna.Study:
         """The study in its journal; a RunFolderError if the search was begun otherwise."""

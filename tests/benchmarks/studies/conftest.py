@@ -26,9 +26,8 @@ from tests.benchmarks.studies.toy import descends
 def trainings(monkeypatch):
     """Nothing is built or trained."""
     for module in (study, search, fair):
-        monkeypatch.setattr(module, "try_out", lambda *arguments: None)
+        monkeypatch.setattr(module, "trying_out", lambda jobs: iter(()))
     monkeypatch.setattr(search, "try_one_step", lambda *arguments: None)
-    monkeypatch.setattr(study, "trying_out", lambda jobs: iter(()))
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)
