@@ -45,12 +45,14 @@ class Results:
     def __init__(self, path: Path, runs: Path | None = None) -> None:
         self.path, self._runs = path, runs
         self.renamed: dict[str, str] = {}  # a digest of settings or of a plan: the published one
+        self.readings = 0  # of the file: another command may have added to it, or replaced a result
         self._images: dict[Any, str] = {}  # digests of those at hand, by kind and test classes
         # Registrations in both places, the newest last; results by the names of their trainings.
         self.plans, self.kept = self._read()
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
         content = _content(self.path, "the results of all trainings")
+        self.readings += 1
         self.renamed |= content.get(RENAMED, {})
         return self._with_shared(content.get("plans", [])), content.get("results", {})
 

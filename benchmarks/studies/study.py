@@ -38,11 +38,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def remembered(method: Method) -> Method:
-    """Keep a method's answers until there is another result: a queue asks for all of them after each run."""
+    """Keep a method's answers until results are read anew: a queue asks for all of them after each run."""
 
     @wraps(method)
     def answer(study: "Study", *given: Any) -> Any:
-        key = len(study.results.kept), method.__name__, *given
+        key = study.results.readings, method.__name__, *given
         if key not in study.answers:
             study.answers[key] = method(study, *given)
         return study.answers[key]
@@ -192,6 +192,7 @@ class Study:
                 found[row] = {seed: result for result in found[row].values() for seed in seeds}
         return found
 
+    @remembered
     def extended(self) -> set[str]:
         """The rows that get more seeds: those of main comparisons that the first seeds leave too wide."""
         seeds = self.file.seeds

@@ -13,6 +13,7 @@ from PIL import Image
 
 from benchmarks.building.images import build_datasets
 from benchmarks.console.writing import alone
+from benchmarks.records.files import read_json, write_json
 from benchmarks.records.results import load_run
 from benchmarks.reporting import study_page
 from benchmarks.reporting.forest import study_figures
@@ -178,6 +179,22 @@ def test_commands_that_add_at_once_lose_nothing(toy):
         thread.join()
     assert len(json.loads(path.read_text())["results"]) == 2
     assert not list(Path().glob(".toy*"))
+
+
+def test_a_result_that_another_command_replaces_counts(toy):
+    change(**CHOOSING)
+    study, path = kept_study(), Path("toy.json")
+    jobs = [job for draws in study.candidates("new").values() for job in draws]
+    for job, recall in zip(jobs, (0.6, 0.6, 0.5, 0.5), strict=True):
+        finish(job, recall)
+    study.results.add(jobs)
+    assert study.chosen("new") == ((RATE, 0.1),)
+    content = read_json(path)
+    for job in jobs[2:]:
+        content["results"][study.results.name(job)]["metrics"]["mean_average_precision_at_r"] = 0.9
+    write_json(path, content)
+    study.results.add([])
+    assert study.chosen("new") == ((RATE, 0.2),)
 
 
 def test_tests_keep_their_curves_which_the_page_shows(toy, trained_by, monkeypatch):
