@@ -62,7 +62,7 @@ def set_head(evaluator: Evaluator, trained: dict[str, Tensor], kind: str, size: 
 
 
 @torch.no_grad()
-def fit_layer(layer: nn.Linear, features: Tensor, labels: Tensor, kind: str) -> nn.Linear:
+def fit_layer(layer: nn.Linear, features: Tensor, labels: Tensor | None, kind: str) -> nn.Linear:
     """Fit a layer with a bias to features (N, C) in closed form, and return it.
 
     Args:
@@ -72,6 +72,7 @@ def fit_layer(layer: nn.Linear, features: Tensor, labels: Tensor, kind: str) -> 
     if kind == "pca":
         return pca_init_(layer, features)
     if kind == "whitened":
+        assert labels is not None
         return whitening_init_(layer, features, labels)
     nn.init.eye_(layer.weight)
     layer.bias.copy_(-features.double().mean(dim=0))
@@ -92,30 +93,38 @@ def load_head(file: Path) -> nn.Linear:
     return layer
 
 
-def components(accelerator: Accelerator, trained: Tensor, features: Tensor, size: int) -> Tensor:
-    """Principal components of features (n, C) -> (n, size), those of the training images' features (N, C)."""
+def layer_outputs(
+    trained: Tensor, labels: Tensor | None, features: Tensor, kind: str, size: int
+) -> Tensor:
+    """The outputs for features (n, C) of a layer that is fitted to others (N, C), as in `fit_layer`."""
     layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
-    return _applied(accelerator, pca_init_(layer, trained), features)
+    with torch.no_grad():
+        outputs: Tensor = fit_layer(layer, trained, labels, kind)(features.double())
+    return outputs.to(features.dtype)
+
+
+def components(
+    accelerator: Accelerator,
+    trained: Tensor,
+    features: Tensor,
+    size: int,
+    labels: Tensor | None = None,
+    kind: str = "pca",
+) -> Tensor:
+    """`layer_outputs` of the main process, since others may round in another way."""
+    rows = layer_outputs(trained, labels, features, kind, size)
+    result: Tensor = broadcast(rows.to(accelerator.device))
+    return result.cpu()
 
 
 def reduced(
     accelerator: Accelerator, trained: Tensor, labels: Tensor, features: Tensor, size: int
 ) -> dict[str, Tensor]:
-    """The "pca", `components`, and the same "whitened" within the classes of the training images' labels (N,).
+    """The "pca" of features (n, C), and the same "whitened" within the classes of the training images' labels (N,).
 
     The latter is missing if no two images of a class differ, so that there is nothing to whiten by.
     """
     found = {"pca": components(accelerator, trained, features, size)}
-    layer = skip_init(nn.Linear, trained.shape[1], size, dtype=torch.float64)
     with suppress(ValueError):
-        layer = whitening_init_(layer, trained, labels)
-        found["whitened"] = _applied(accelerator, layer, features)
+        found["whitened"] = components(accelerator, trained, features, size, labels, "whitened")
     return found
-
-
-def _applied(accelerator: Accelerator, layer: nn.Linear, features: Tensor) -> Tensor:
-    """The layer's output; that of the main process, since others may round in another way."""
-    with torch.no_grad():
-        rows = layer(features.double()).to(features.dtype)
-    result: Tensor = broadcast(rows.to(accelerator.device))
-    return result.cpu()

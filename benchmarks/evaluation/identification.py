@@ -32,14 +32,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.datasets.queries import Ranking
-from benchmarks.evaluation.verification import half_width, own_share
+from benchmarks.evaluation.verification import (
+    BLOCK_ROWS,
+    EXPECTED,
+    by_groups,
+    half_width,
+    own_share,
+)
 
-BLOCK_ROWS = 2048  # a block of similarities takes 16 MiB
-GROUPS = 50
 FALSE_POSITIVES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0005, 0.0002, 0.0001)
 REPORTED = (0.1, 0.01, 0.001)  # the others are for galleries of other sizes
 MISSED = 0.1  # share of the known queries that may be called unknown
-EXPECTED = 10  # false positives, or misses, at least, for a threshold: fewer would be chance
 TIE = 1e-6
 
 Values = NDArray[np.float64]
@@ -112,18 +115,14 @@ def identify(
         ValueError: if vectors are not finite, or the gallery has no further image of any query's class, or none of
             another class.
     """
-    if not vectors.isfinite().all():
-        raise ValueError("vectors: expected finite embeddings, got NaN or inf")
-    classes, labels = labels.unique(return_inverse=True)
-    count = min(len(classes), GROUPS)
-    draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
+    labels, group_of, count = by_groups(vectors, labels)
     ranking = ranking or Ranking.of_all(len(labels))
     asked, gallery = ranking.queries, ranking.gallery
-    scores = best_scores(vectors, labels, (draw % count)[labels], count, ranking, accelerator)
+    scores = best_scores(vectors, labels, group_of, count, ranking, accelerator)
     known, queries = scores.own > -np.inf, len(scores.impostors)
     if not scores.is_complete():
         raise ValueError("labels: expected queries with other images of their class, and of others")
-    sizes = torch.bincount(labels[gallery], minlength=len(classes))
+    sizes = torch.bincount(labels[gallery])
     own, compared = ranking.right(labels)[asked], ranking.wrong(labels)[asked]
     found: dict[str, Any] = {
         **{"gallery_images": int(gallery.sum()), "gallery_classes": int((sizes > 0).sum())},

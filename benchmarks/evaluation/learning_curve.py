@@ -6,10 +6,9 @@ fitted to those of the training classes, and each drawn test photograph is a que
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import skip_init
+from torch import Tensor
 
-from benchmarks.evaluation.closed_form import fit_layer
+from benchmarks.evaluation.closed_form import layer_outputs
 from benchmarks.evaluation.tester import measure
 
 DRAWS = 10
@@ -46,7 +45,10 @@ def learning_curve(
                 if whole
                 else (_thinned(images, number, generator) for images in (train, test))
             )
-            rows = _outputs(*seen, tested[0], kind, size)
+            features, labels = seen
+            # Fewer components if there are fewer photographs or features.
+            width = features.shape[1] if kind == "features" else min(size, *features.shape)
+            rows = layer_outputs(features, labels, tested[0], kind, width).float()
             right.append(100 * measure(rows, tested[1], [1])["recall_at_1"])
         curve.append((number, right))
     return curve
@@ -58,13 +60,3 @@ def _thinned(images: Features, number: int, generator: np.random.Generator) -> F
     mixed = torch.from_numpy(generator.permutation(len(labels)))
     kept = torch.cat([mixed[labels[mixed] == label][:number] for label in labels.unique()])
     return features[kept], labels[kept]
-
-
-@torch.no_grad()
-def _outputs(trained: Tensor, labels: Tensor, features: Tensor, kind: str, size: int) -> Tensor:
-    """A layer's outputs for features (n, C), if it is fitted on others (N, C); fewer than `size` if N or C is."""
-    channels = trained.shape[1]
-    width = channels if kind == "features" else min(size, *trained.shape)
-    layer = skip_init(nn.Linear, channels, width, dtype=torch.float64)
-    outputs: Tensor = fit_layer(layer, trained, labels, kind)(features.double()).float()
-    return outputs

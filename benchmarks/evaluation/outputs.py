@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from benchmarks.datasets.glyphs import Glyphs
 from benchmarks.datasets.images import ImageSet
@@ -32,12 +33,14 @@ from benchmarks.evaluation.tester import (
     rank,
 )
 from benchmarks.evaluation.verification import verify
-from benchmarks.records.run_folder import EMBEDDINGS
+from benchmarks.records.run_folder import EMBEDDINGS, NEIGHBOURS
 from benchmarks.records.steps import read_table
 from benchmarks.settings.experiment import Evaluation, Experiment
 from pml_regularizers import HORDELoss, VEMAttention
 
 Metrics = dict[str, float]
+
+QUERIES, NEAREST = 200, 8  # that are saved for a report, and the neighbours of each
 
 ByClass = dict[str, dict[str, list[int]]]
 """What `per_class` gives, by output."""
@@ -239,3 +242,34 @@ def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) 
     tensors |= test_set.ranking.arrays() if test_set.ranking else {}
     arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items()}
     np.savez(run / EMBEDDINGS, **arrays)
+
+
+def neighbours(found: Measured, rows: Tensor, k: int = NEAREST) -> Tensor:
+    """Nearest images (q, at most k) of the images `rows`, nearest first, ranked as for the metrics.
+
+    There are as many for each as the smallest of their rankings has. Exact duplicates are among them.
+    """
+    unit, gallery = normalize(found.embeddings), found.ranking.gallery.nonzero()[:, 0]
+    similarities = unit[rows] @ unit[gallery].T
+    left_out = found.ranking.left_out(found.labels, rows, gallery)
+    similarities.masked_fill_(left_out, -torch.inf)
+    order = similarities.argsort(dim=1, descending=True, stable=True)
+    return gallery[order[:, : min(k, int((~left_out).sum(dim=1).min()))]]
+
+
+def save_neighbours(folder: Path, found: Measured) -> None:
+    """Write queries and their nearest neighbours into the run folder, for its report; call it on one process.
+
+    They are rows of the dataset, no pictures. "queries" (q,) are evenly spread over those that have something to
+    find, the same for every network; "neighbours" (q, k) are their nearest images, and "precision" (q,) is their
+    average precision.
+    """
+    ranks = found.ranks
+    chosen = torch.linspace(0, len(ranks.rows) - 1, min(QUERIES, len(ranks.rows))).long()
+    queries = ranks.rows[chosen]
+    np.savez_compressed(
+        folder / NEIGHBOURS,
+        queries=queries.numpy().astype(np.int32),
+        neighbours=neighbours(found, queries).numpy().astype(np.int32),
+        precision=ranks.average_precision[chosen].numpy(),
+    )

@@ -33,10 +33,10 @@ from torch.nn.functional import normalize
 from benchmarks.datasets.queries import Ranking
 
 BINS = 2**16
-BLOCK_ROWS = 2048  # a block of similarities takes 32 MiB
+BLOCK_ROWS = 2048  # a block of similarities takes 32 MiB in float64
 GROUPS = 50
 FALSE_ACCEPTS = (0.01, 0.001, 0.0001)
-EXPECTED = 10  # false accepts, at least, for a threshold: fewer would be chance
+EXPECTED = 10  # false accepts (or misses), at least, for a threshold: fewer would be chance
 
 Counts = NDArray[np.int64]
 Block = TypeVar("Block")
@@ -66,14 +66,8 @@ def verify(
     Raises:
         ValueError: if vectors are not finite, or there is no pair of one class or of two.
     """
-    if not vectors.isfinite().all():
-        raise ValueError("vectors: expected finite embeddings, got NaN or inf")
-    classes, labels = labels.unique(return_inverse=True)
-    groups = min(len(classes), GROUPS)
-    draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
-    same, other, others = _counted(
-        vectors, labels, (draw % groups)[labels], groups, ranking, accelerator
-    )
+    labels, group_of, groups = by_groups(vectors, labels)
+    same, other, others = _counted(vectors, labels, group_of, groups, ranking, accelerator)
     same_pairs, other_pairs = int(same.sum()), int(others.sum())
     if not (same_pairs and other_pairs):
         raise ValueError(
@@ -98,10 +92,24 @@ def verify(
         if rate * other_pairs < EXPECTED:
             row = dict.fromkeys(row) | {"needs": ceil(EXPECTED / rate)}
         rows.append({"false_accepts": rate, **row})
-    counts = {"classes": len(classes), "groups": groups}
+    counts = {"classes": int(labels.max()) + 1, "groups": groups}
     counts |= {"same_pairs": same_pairs, "other_pairs": other_pairs}
     area = estimated([_area(*sample) for sample in used], "area")
     return {**counts, **area, "rates": rows}
+
+
+def by_groups(vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Labels from zero, and each image's group of classes for the jackknife, with the number of groups.
+
+    Raises:
+        ValueError: if vectors are not finite.
+    """
+    if not vectors.isfinite().all():
+        raise ValueError("vectors: expected finite embeddings, got NaN or inf")
+    classes, labels = labels.unique(return_inverse=True)
+    groups = min(len(classes), GROUPS)
+    draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
+    return labels, (draw % groups)[labels], groups
 
 
 def half_width(left: Sequence[float]) -> float:

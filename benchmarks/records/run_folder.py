@@ -15,6 +15,8 @@ from benchmarks.settings.differences import Change, changes_of_results, config_c
 
 EMBEDDINGS = "test_embeddings.npz"
 
+NEIGHBOURS = "neighbours.npz"  # of some queries, for the report
+
 HEAD = "head.npz"  # the layer of a network that was trained without one
 KEPT = 2  # checkpoints
 

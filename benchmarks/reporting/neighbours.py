@@ -20,13 +20,11 @@ from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.transforms import ImageViews
 from benchmarks.records.files import damage_named
 from benchmarks.records.results import Run
+from benchmarks.records.run_folder import NEIGHBOURS
 from benchmarks.reporting.curves import COLOURS
 from benchmarks.reporting.templates import fill
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
-
-SAVED = "neighbours.npz"
-"""File of a run."""
 
 THUMBNAIL = 96  # largest side of a shown image, in pixels
 
@@ -48,7 +46,7 @@ class Neighbours(NamedTuple):
 
 def saved_by(run: Run) -> Neighbours:
     """The queries of a run and their neighbours; a damaged file is named."""
-    with damage_named(path := run.file(SAVED)), np.load(path) as arrays:
+    with damage_named(path := run.file(NEIGHBOURS)), np.load(path) as arrays:
         queries, near = arrays["queries"], arrays["neighbours"]
         unknown = np.full(len(queries), np.nan)
         return Neighbours(queries, near, arrays.get("precision", unknown))
@@ -63,7 +61,7 @@ def report_neighbours(
         images: Those of the test; default: where the runs found them.
     """
     firsts = {label: runs[0] for label, runs in methods.items()}
-    saved = {label: saved_by(run) for label, run in firsts.items() if run.file(SAVED).exists()}
+    saved = {label: saved_by(run) for label, run in firsts.items() if run.file(NEIGHBOURS).exists()}
     run = next(iter(firsts.values()))
     if saved and images is None and (config := run.file("config.yaml")).is_file():
         with suppress(ConfigError):

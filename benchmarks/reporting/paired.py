@@ -10,12 +10,11 @@ V    = V_s + V_c - V_sc      Cameron, Gelbach and Miller (2011), eq. 2.11: each 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
-
-from benchmarks.evaluation.generalization_bound import confidence_interval
 
 Metrics = dict[str, float]
 
@@ -56,9 +55,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     >>> estimate([0.50, 0.52, 0.54]).percent()  # 4.3027 * 0.02 / sqrt(3)
     '52.00 ± 4.97'
     """
-    if len(values) == 1:
+    if (n := len(values)) == 1:
         return Estimate(values[0], None)
-    return Estimate(*confidence_interval(values, student=True))
+    return Estimate(fmean(values), float(stats.t.ppf(0.975, n - 1) * stats.sem(values)))
 
 
 def percent(values: Sequence[float | None], sign: str = "") -> str:

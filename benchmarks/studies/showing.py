@@ -14,10 +14,11 @@ from benchmarks.evaluation.networks import load_network
 from benchmarks.evaluation.tester import Evaluator
 from benchmarks.records.files import damage_named, read_json, write_json
 from benchmarks.records.results import load_run
+from benchmarks.records.run_folder import NEIGHBOURS
 from benchmarks.reporting.identification import known_or_unknown
 from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
 from benchmarks.reporting.names import metric_name
-from benchmarks.reporting.neighbours import SAVED, differing_neighbours
+from benchmarks.reporting.neighbours import differing_neighbours
 from benchmarks.reporting.study_answer import duration
 from benchmarks.reporting.study_choice import Choice
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
@@ -48,7 +49,7 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     rows = dict.fromkeys([choice.row, *beside])
     firsts = [study.tests(row)[0] for row in rows]
     folders = {labels[row]: job.folder for row, job in zip(rows, firsts, strict=True)}
-    pictured = all(job.own_record() and (job.folder / SAVED).is_file() for job in firsts)
+    pictured = all(job.own_record() and (job.folder / NEIGHBOURS).is_file() for job in firsts)
     if not (pictured or stored_by_class(results)) or not job.has_images():
         return about
     images = build_datasets(job.experiment.data, seed=job.seed).test

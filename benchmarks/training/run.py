@@ -16,11 +16,11 @@ from benchmarks.evaluation.curves import SELECTED_BY, Curves
 from benchmarks.evaluation.outputs import (
     best_by_the_test,
     save_embeddings,
+    save_neighbours,
     test_outputs,
     test_untrained,
     verified,
 )
-from benchmarks.evaluation.showcase import save_neighbours
 from benchmarks.evaluation.tester import Evaluator
 from benchmarks.records.provenance import describe_data, look_through, now, peak_memory
 from benchmarks.records.results import digests, load_run

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.datasets.queries import Ranking
-from benchmarks.evaluation.showcase import NEIGHBOURS, neighbours, save_neighbours
+from benchmarks.evaluation.outputs import NEAREST, neighbours, save_neighbours
 from benchmarks.evaluation.tester import Measured, rank
 from tests.benchmarks.datasets.test_queries import ranked as in_ranking
 
@@ -55,4 +55,4 @@ def test_queries_are_spread_with_their_neighbours_and_precision(kind, tmp_path):
     assert queries == ranks.rows.tolist(), "all: there are fewer than are saved"
     np.testing.assert_array_equal(saved["precision"], ranks.average_precision)
     near = [ranked(data, embeddings, query) for query in queries]
-    assert saved["neighbours"].tolist() == [row[: min(NEIGHBOURS, *map(len, near))] for row in near]
+    assert saved["neighbours"].tolist() == [row[: min(NEAREST, *map(len, near))] for row in near]
