@@ -20,12 +20,11 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 # Packages import late: `--help` and a misspelt setting need no torch.
-from benchmarks.console.arguments import command_parser, say, user_path
+from benchmarks.console.arguments import command_parser, refusing, say, user_path
 from benchmarks.console.failures import machine_failure
-from benchmarks.console.printing import PrintableError, as_line
-from benchmarks.console.stopping import leave, signals_handled, workers_dismissed
+from benchmarks.console.stopping import workers_dismissed
 from benchmarks.records.files import file_digest, write_json
-from benchmarks.records.results import NonFiniteError, Run
+from benchmarks.records.results import Run
 from benchmarks.settings.command import Command, parse
 from benchmarks.settings.data import num_workers
 from benchmarks.settings.errors import ConfigError
@@ -64,7 +63,7 @@ TRAINING |= {f"data.{name}": "null" for name in UNUSED}
 """Settings of the training and of what needs its images or losses, with the value that leaves them out."""
 
 
-@signals_handled(leave)
+@refusing
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = command_parser("evaluate", __doc__)
@@ -83,13 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with workers_dismissed():
             return _run(options, argv)
-    except Exception as error:
-        expected = isinstance(error, (PrintableError, OSError, NonFiniteError))
-        line = as_line(error) if expected else machine_failure(error)
-        if line is None:
+    except (MemoryError, RuntimeError) as error:
+        if (line := machine_failure(error)) is None:
             raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+        raise ConfigError(line) from error
 
 
 @dataclass(frozen=True)
