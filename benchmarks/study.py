@@ -128,7 +128,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
 
 def _measured(study: "Study") -> Any:
     """The study, its findings and its results, for `choose`; None before there is a result for a page."""
-    from benchmarks.reporting.untrained_rows import untrained_row
+    from benchmarks.reporting.study_choice import untrained_row
     from benchmarks.studies.auditing import judged
 
     found, findings = judged(study)

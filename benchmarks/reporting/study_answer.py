@@ -8,7 +8,6 @@ import numpy as np
 from benchmarks.datasets.queries import queries_text
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.study_choice import MANY, Choice, choose
-from benchmarks.reporting.untrained_rows import beside_untrained, only_untrained, untrained_row
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, percent
 from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
@@ -53,14 +52,9 @@ def answer(study: StudyFile, findings: Sequence[Finding], results: Results) -> s
     """The answer to a published study's question, in the names of its rows."""
     main = [finding for finding in findings if finding.comparison.family == MAIN]
     sentences, choice = list[str](), None
-    if main or untrained_row(study, results):
+    if main:
         choice = choose(study, findings, results)
         sentences += _lost(study, choice, results)
-        if choice.training:
-            told = beside_untrained(choice.training)
-            sentences.append(told if choice.training.is_gain else f"**{told}**")
-        elif choice.row in study.untrained():
-            sentences.append(only_untrained(study, results))
     sentences += verdicts_told(study, findings, results)
     if choice is not None and not has_papers(study) and any(_tested(main)):
         sentences += _before(study, choice, results)

@@ -1,12 +1,12 @@
 """What a study recommends: a row that trains nothing, or the training that is shown to be better."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from benchmarks.reporting.untrained import Untrained, best_untrained
-from benchmarks.reporting.untrained_rows import beyond_untrained, untrained_row
-from benchmarks.reporting.verdicts import MAIN, Finding, Results, percent
-from benchmarks.settings.study_files import StudyFile
+from benchmarks.reporting.verdicts import MAIN, Finding, Results, judge, percent
+from benchmarks.settings.study_files import CONTROL, Comparison, StudyFile
 
 MANY = 10  # seeds, recommended where fewer leave the answer open
 
@@ -28,6 +28,32 @@ class Choice:
         if self.finding is None or study.seeds.count >= MANY:
             return False
         return self.finding.tested is None or self.finding.tested.over == "seeds"
+
+
+def untrained_row(study: StudyFile, results: Results) -> str | None:
+    """The best row that trains nothing; None without results of one, or if rows have different test classes."""
+    rows = [] if study.has_blocks() else [row for row in study.untrained() if results.get(row)]
+    return max(rows, key=lambda row: percent(results[row], study.primary), default=None)
+
+
+def beyond_untrained(
+    study: StudyFile, findings: Sequence[Finding], results: Results
+) -> list[Finding]:
+    """Each trained row of the main comparisons beside the best untrained one.
+
+    As for controls, no p is corrected: one of them decides, beside the better of the untrained rows, and with three
+    seeds hardly a gain would be left to see.
+    """
+    if (than := untrained_row(study, results)) is None:
+        return []
+    main = [comparison.rows() for comparison in study.comparisons if comparison.family == MAIN]
+    rows = dict.fromkeys(row for row in chain(*main) if row not in study.untrained())
+    claim = "training beats the untrained network"
+    comparisons = [Comparison(row, claim, row, than, family=CONTROL) for row in rows]
+    registered = {
+        row: all(f.registered for f in findings if row in f.comparison.rows()) for row in rows
+    }
+    return judge(replace(study, comparisons=comparisons), results, registered=registered)
 
 
 def measured(findings: Sequence[Finding]) -> list[Finding]:

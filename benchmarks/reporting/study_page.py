@@ -11,11 +11,10 @@ from benchmarks.reporting.names import row_name
 from benchmarks.reporting.pages import to_html
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_answer import answer
-from benchmarks.reporting.study_choice import choose
+from benchmarks.reporting.study_choice import beyond_untrained, choose
 from benchmarks.reporting.study_classes import Section
 from benchmarks.reporting.study_tables import Tried, study_tables
 from benchmarks.reporting.templates import fill
-from benchmarks.reporting.untrained_rows import beyond_untrained
 from benchmarks.reporting.verdicts import MAIN, Finding, Results
 from benchmarks.settings.study_files import Comparison, StudyFile
 

@@ -20,10 +20,9 @@ from benchmarks.reporting.learning_curve import Curve, more_photographs, sentenc
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.neighbours import differing_neighbours
 from benchmarks.reporting.study_answer import duration
-from benchmarks.reporting.study_choice import Choice
+from benchmarks.reporting.study_choice import Choice, untrained_row
 from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
 from benchmarks.reporting.table import Table
-from benchmarks.reporting.untrained_rows import untrained_row
 from benchmarks.settings.data import num_workers
 from benchmarks.studies.choosing import left_out, score_of
 from benchmarks.studies.study import Study

@@ -358,14 +358,10 @@ def test_a_training_must_beat_the_untrained_network():
         said = " ".join([first, method, *more, answer_of(study, results)])
         assert "90.0" not in said and "raining lost" not in said
         if gains:
-            best = "a" if gains["a"] else "base"  # of no gain, the one with the highest mean
             beside = f"{gains['a'] - white:+.1f}"
             assert f"by {beside} (" in method and f"from {50 + white:.1f} of 100" in method
-            assert f"Beside `white`, `{best}` has {beside} points" in page
             assert "## Does training pay?" in page
             assert starred(study, results) == {LABELS[row]}
-        else:
-            assert "`white`: 51.0 %" in page
 
 
 def test_more_trainings_are_advised_only_where_chance_lies_in_them():
