@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comparison = compare(runs, options.baseline)
     text = comparison.markdown() if options.markdown else comparison.terminal()
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_html(runs, output, options.baseline)
+    write_html(runs, comparison, output)
     say(f"{text}\nReport: {output}")
     return 0
 

@@ -141,9 +141,9 @@ def _draw(
 ) -> dict[str, str]:
     """Write the page and print its answer; the commands to go on with, by what they do."""
     from benchmarks.reporting.study_choice import choose
-    from benchmarks.reporting.study_page import Own, study_files
+    from benchmarks.reporting.study_page import study_files
     from benchmarks.studies.auditing import registration
-    from benchmarks.studies.showing import fewer_photographs, setup, shown
+    from benchmarks.studies.showing import own_parts
 
     if (measured := _measured(study)) is None:
         return {}
@@ -151,11 +151,7 @@ def _draw(
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
     choice = choose(*measured)
     steps = _next_steps(study, options, choice, command)
-    mine = None
-    if not published:
-        curve = fewer_photographs(study)
-        about = setup(study, choice.row, curve)
-        mine = Own(study.labels(), about, steps, **shown(study, choice, curve))
+    mine = None if published else own_parts(study, found, choice, steps)
     told, files = study_files(
         *(output.stem, file, findings, found),
         tried={row: study.tried(row) for row in study.rows},

@@ -1,6 +1,7 @@
 """Forests of differences with their intervals, and a study's curves: SVG for a page, and for a phone's width."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from benchmarks.reporting.curves import (
     design,
     svg_of,
 )
-from benchmarks.reporting.names import metric_name
+from benchmarks.reporting.names import metric_name, told_apart
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -144,16 +145,20 @@ def study_figures(
     findings: Sequence[Finding],
     results: Results,
     names: Mapping[str, str] | None = None,
+    training: Sequence[Finding] = (),
 ) -> dict[str, bytes]:
     """The SVG files that have something to show.
 
     "" has the main comparisons by method, with their pooled effects, "_mechanisms" all others by family except
-    controls. "_curves" has the compared rows over the steps of a training, "_cosines" and "_ranks" likewise the
-    cosines of features and the effective ranks.
+    controls, "_training" what trainings gain over the untrained network. "_curves" has the compared rows over the
+    steps of a training, "_cosines" and "_ranks" likewise the cosines of features and the effective ranks.
 
     Args:
         names: Of the rows' methods, of which nothing is claimed; default: those of their recipes, as claimed.
+        training: See `beyond_untrained`.
     """
+    # Without the heading of a family.
+    alone = [replace(f, comparison=replace(f.comparison, family=MAIN)) for f in training]
     right = "better" if names else "as claimed"
     main = [finding for finding in findings if finding.comparison.family == MAIN]
     others = [f for f in findings if f.comparison.family not in (MAIN, CONTROL)]
@@ -162,12 +167,13 @@ def study_figures(
     drawn = {
         "": forest(study, main, right),
         "_mechanisms": forest(study, others, right),
+        "_training": forest(study, alone, right),
         **{name: curves(study, judged, results, shown, names) for name, shown in panels.items()},
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-def forest(study: StudyFile, findings: Sequence[Finding], right: str = "as claimed") -> bytes:
+def forest(study: StudyFile, findings: Sequence[Finding], right: str) -> bytes:
     """Each comparison's difference and interval, beside the paper's gain; empty if none was measured."""
     if not any(finding.tested for finding in findings):
         return b""
@@ -215,11 +221,5 @@ def curves(
         for row in reversed(finding.comparison.rows())  # a base loss before its methods
     }
     rows = [row for row in kept if kept[row]][: len(COLOURS)]
-    labels = {
-        row: names[row] if names else read_entry(study.rows[row].recipe).label for row in rows
-    }
-    every = [*labels.values()]
-    labels = {
-        row: f"{label}, {row}" if every.count(label) > 1 else label for row, label in labels.items()
-    }
+    labels = names or told_apart({row: read_entry(study.rows[row].recipe).label for row in rows})
     return curves_svg({labels[row]: kept[row] for row in rows}, panels, singles=False).encode()

@@ -10,7 +10,7 @@ from math import ceil, inf
 from typing import Any
 
 from benchmarks.reporting.paired import Estimate, percent
-from benchmarks.reporting.rows import Group
+from benchmarks.reporting.rows import Group, tested
 from benchmarks.reporting.table import Table
 from benchmarks.reporting.verification import share
 
@@ -198,20 +198,16 @@ def known_or_unknown(info: Mapping[str, Any]) -> list[str]:
 def identified(groups: Mapping[str, Group]) -> list[str | Table]:
     """A single run's thresholds, or a row per method with means over seeds; nothing if it was not measured."""
     runs = [run for group in groups.values() for run in group.runs]
-    infos = {label: [run.info for run in group.runs] for label, group in groups.items()}
-    tested = {
-        label: [info["identification"] for info in of_seeds if info.get("identification")]
-        for label, of_seeds in infos.items()
-    }
-    if not any(tested.values()):
+    found = tested(groups, "identification")
+    if not found:
         why = _not_measured(runs[0].info)
         return [f"Known or unknown? Not measured: {why}."] if why else []
     if len(runs) == 1:
         return [*known_or_unknown(runs[0].info), *_thresholds(runs[0].info["identification"])]
     rows = []
-    for label, of_seeds in ((label, found) for label, found in tested.items() if found):
-        shares = [[_row(found, rate)["true_positives"] for found in of_seeds] for rate in REPORTED]
-        rows.append([label, *(percent([s for s in row if s is not None]) for row in shares)])
+    for label, entries in found.items():
+        shares = [[_row(entry, rate)["true_positives"] for entry in entries] for rate in REPORTED]
+        rows.append([label, *map(percent, shares)])
     names = [f"known ones named rightly at {share(rate)} FPIR (%)" for rate in REPORTED]
     told = (
         "Is an image of a known class, and of which? Told by its nearest image, if so many unknown ones may be "

@@ -54,3 +54,11 @@ def row_name(label: str, output: str, config: Mapping[str, Any] | None = None) -
         size = of_trunk["features"]
     name = known.format(size or "principal")
     return f"{'untrained trunk' if own != output else label}, {name}"
+
+
+def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels of rows, each once: the row is added to one that another has, too."""
+    every = [*labels.values()]
+    return {
+        row: f"{label}, {row}" if every.count(label) > 1 else label for row, label in labels.items()
+    }

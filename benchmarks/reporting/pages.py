@@ -16,7 +16,7 @@ from benchmarks.reporting.templates import fill
 CARDS = 4  # columns of a table that a phone shows as cards, a row each
 
 
-def to_html(markdown: str, figures: Mapping[str, bytes | str] | None = None) -> str:
+def to_html(markdown: str, figures: Mapping[str, bytes | str]) -> str:
     """The page of a text whose first line is its title; HTML in the text is shown as it is written.
 
     What stands below a heading of the third level is folded.
@@ -31,7 +31,7 @@ def to_html(markdown: str, figures: Mapping[str, bytes | str] | None = None) -> 
     body = reader.convert(markdown.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
 
     def shown(image: re.Match[str]) -> str:
-        figure = (figures or {})[unescape(image["name"])]
+        figure = figures[unescape(image["name"])]
         if isinstance(figure, str):
             return figure
         content = base64.b64encode(figure).decode()  # by itself: styles do not meet others'

@@ -1,6 +1,6 @@
 """Runs as rows: grouped into methods, with one row per output and seed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -60,6 +60,15 @@ class Group:
         over_parts = self.first.get("half_widths", {}).get(output, {}).get(metric)
         only = len(values) == 1 and over_parts is not None
         return Estimate(values[0], over_parts) if only else estimate(values)
+
+
+def tested(groups: Mapping[str, Group], entry: str) -> dict[str, list[dict[str, Any]]]:
+    """An entry of the records of each method's runs: of the methods of which some run has it."""
+    known = {
+        label: [run.info[entry] for run in group.runs if run.info.get(entry)]
+        for label, group in groups.items()
+    }
+    return {label: entries for label, entries in known.items() if entries}
 
 
 def differing_settings(first: Run, run: Run) -> list[str]:

@@ -141,7 +141,7 @@ def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     return told
 
 
-def would_tell(study: StudyFile, tested: Sequence[Finding] = ()) -> str:
+def would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     """The seeds and classes that would tell, and how they would narrow the widest interval."""
     if study.seeds.count >= MANY:
         return "More classes to train and to test on would tell."

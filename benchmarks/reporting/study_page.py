@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.reporting.forest import forest, study_figures
+from benchmarks.reporting.forest import study_figures
 from benchmarks.reporting.names import row_name
 from benchmarks.reporting.pages import to_html
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_answer import answer
 from benchmarks.reporting.study_choice import beyond_untrained, choose
-from benchmarks.reporting.study_classes import Section
+from benchmarks.reporting.study_sections import Section
 from benchmarks.reporting.study_tables import Tried, study_tables
 from benchmarks.reporting.templates import fill
-from benchmarks.reporting.verdicts import MAIN, Finding, Results
+from benchmarks.reporting.verdicts import Finding, Results
 from benchmarks.settings.study_files import Comparison, StudyFile
 
 
@@ -54,8 +54,7 @@ def study_files(
     """
     training = beyond_untrained(study, findings, results)
     if own is None:
-        told = [answer(study, findings, results)]
-        drawn = study_figures(study, findings, results)
+        told, starred = [answer(study, findings, results)], None
     else:
         row = choose(study, findings, results).row
         starred = {**own.labels, row: f"{own.labels[row]}\N{NO-BREAK SPACE}★"}
@@ -63,9 +62,7 @@ def study_files(
         told = advice(*claims, results, own.labels, own.setup)
         _, training = neutral(study, training, starred)
         study, findings = neutral(study, findings, starred)
-        drawn = study_figures(study, findings, results, starred)
-        drawn |= {"_training": forest(study, [_as_main(f) for f in training], "better")}
-    drawn = {ending: figure for ending, figure in drawn.items() if figure}
+    drawn = study_figures(study, findings, results, starred, training)
     content = study_tables(
         study, findings, training, results, tried, registration, command, own is not None
     )
@@ -100,8 +97,3 @@ def neutral(
 
     study = replace(study, comparisons=[named(comparison) for comparison in study.comparisons])
     return study, [replace(f, comparison=named(f.comparison)) for f in findings]
-
-
-def _as_main(finding: Finding) -> Finding:
-    """One that is drawn, and without the heading of a family."""
-    return replace(finding, comparison=replace(finding.comparison, family=MAIN))

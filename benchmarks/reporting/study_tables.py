@@ -91,7 +91,9 @@ def study_tables(
         "controls": controls and _verdicts(study, controls, results, own),
         "over": {pair.over for pair in tested},
         "exploratory": not any(finding.registered for finding in findings),
-        "meanings": _meanings(study, equal=not all(pair.has_interval for pair in tested)),
+        **{"Word": Word, "points": f"{study.margin:g} point{'s' * (study.margin != 1)}"},
+        "reported": any(c.reported for c in study.comparisons),
+        "equal": not all(pair.has_interval for pair in tested),
         "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
         "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
         "queries": "; ".join(asked(runs)),
@@ -143,28 +145,6 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
         f"The {end} {_short(setting)} of the grid was best for {', '.join(names)}: a {end[:-2]}r one may be better "
         "still, and reduce a gain over it."
         for (end, setting), names in rows.items()
-    )
-
-
-def _meanings(study: StudyFile, *, equal: bool) -> Table:
-    """The words for findings, and what each says."""
-    points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
-    agrees = f"one of these three, but {metric_name(study.agrees or '')} has the opposite sign"
-    excluded = "the upper limit of the 95 % interval is below half of the paper's gain in Recall@1"
-    meanings = {
-        Word.HARMS: "the upper limit is below 0",
-        Word.WORTH: f"the lower limit is above {points}",
-        Word.HELPS: "the lower limit is above 0",
-        Word.DISAGREE: study.agrees and agrees,
-        Word.NEGLIGIBLE: f"the 90 % interval is within ±{points}",
-        Word.LESS: "the same, of a difference that helps or harms",
-        Word.EXCLUDED: any(c.reported for c in study.comparisons) and excluded,
-        Word.AS_GOOD: f"claimed to be as good: the lower limit of a one-sided interval is above -{points}",
-        Word.WORSE: f"claimed to be as good: the upper limit of a one-sided interval is below -{points}",
-        Word.NOISY: "none of these" + ", or fewer than five differences, all (equal)" * equal,
-    }
-    return Table(
-        ["word", "meaning"], [[f"*{w}*", text] for w, text in meanings.items() if text], names=2
     )
 
 

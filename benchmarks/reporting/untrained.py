@@ -41,7 +41,7 @@ class Untrained:
         )
 
 
-def best_untrained(*records: Mapping[str, Any], metric: str = CHOSEN_BY) -> Untrained | None:
+def best_untrained(*records: Mapping[str, Any], metric: str) -> Untrained | None:
     """The best untrained result by MAP@R of the records of a method's runs; None if none was measured or trained.
 
     A record has "metrics", those of the trained embeddings, and may have "before_training", those of the whole

@@ -124,9 +124,9 @@ def outputs_of(result: Result) -> dict[str, Any]:
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
 
 
-def percent(runs: Mapping[int, Result], metric: str, output: str = "") -> float:
+def percent(runs: Mapping[int, Result], metric: str) -> float:
     """Mean over the runs that have the metric; 0 if none has."""
-    measured = (outputs_of(run).get(output, {}).get(metric) for run in runs.values())
+    measured = (run["metrics"].get(metric) for run in runs.values())
     values = [value for value in measured if value is not None]
     return 100 * float(np.mean(values or [0.0]))
 

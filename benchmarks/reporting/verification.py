@@ -5,28 +5,26 @@ from itertools import chain
 from typing import Any
 
 from benchmarks.reporting.paired import Estimate, percent, plus_minus
-from benchmarks.reporting.rows import Group
+from benchmarks.reporting.rows import Group, tested
 from benchmarks.reporting.table import Table
 
 
 def verified(groups: Mapping[str, Group]) -> list[str | Table]:
     """A single run's thresholds, or a row per method with means over seeds; nothing if it was not measured."""
-    runs = [run for group in groups.values() for run in group.runs]
-    found = {run.folder: run.info["verification"] for run in runs if run.info.get("verification")}
+    found = tested(groups, "verification")
     if not found:
         return []
-    if len(runs) == 1:
-        return _thresholds(*found.values())
-    rates = [row["false_accepts"] for row in next(iter(found.values()))["rates"]]
-    rows = []
-    for label, group in groups.items():
-        if of_seeds := [found[run.folder] for run in group.runs if run.folder in found]:
-            every = [*chain(*(test["rates"] for test in of_seeds))]
-            cells = [percent([test["area"] for test in of_seeds])]
-            for rate in rates:
-                accepts = [row["true_accepts"] for row in every if row["false_accepts"] == rate]
-                cells.append(percent(accepts))
-            rows.append([label, *cells])
+    first = next(iter(found.values()))[0]
+    if sum(len(group.runs) for group in groups.values()) == 1:
+        return _thresholds(first)
+    rates, rows = [row["false_accepts"] for row in first["rates"]], []
+    for label, entries in found.items():
+        cells = [percent([entry["area"] for entry in entries])]
+        every = [*chain(*(entry["rates"] for entry in entries))]
+        for rate in rates:
+            accepts = [row["true_accepts"] for row in every if row["false_accepts"] == rate]
+            cells.append(percent(accepts))
+        rows.append([label, *cells])
     names = [f"pairs of one class found at {share(rate)} false (%)" for rate in rates]
     told = "Are two given test images of one class? Told by their similarity:"
     return [told, Table(["method", "area under the ROC (%)", *names], rows)]

@@ -16,33 +16,45 @@ from benchmarks.records.files import damage_named, read_json, write_json
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import NEIGHBOURS
 from benchmarks.reporting.identification import known_or_unknown
-from benchmarks.reporting.learning_curve import Curve, more_photographs, sentence
 from benchmarks.reporting.names import metric_name
 from benchmarks.reporting.neighbours import differing_neighbours
 from benchmarks.reporting.study_answer import duration
 from benchmarks.reporting.study_choice import Choice, untrained_row
-from benchmarks.reporting.study_classes import Section, by_class, confused, stored_by_class
+from benchmarks.reporting.study_page import Own
+from benchmarks.reporting.study_sections import (
+    Curve,
+    Section,
+    by_class,
+    confused,
+    more_photographs,
+    sentence,
+    stored_by_class,
+)
 from benchmarks.reporting.table import Table
 from benchmarks.settings.data import num_workers
 from benchmarks.studies.choosing import left_out, score_of
-from benchmarks.studies.study import Study
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.study import Found, Study
 from benchmarks.training.cached_views import CachedViews
 
 
-def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
-    """Parts of the pages, all of the recommended row: "known", "sections" and the HTML of "neighbours".
+def own_parts(study: Study, found: Found, choice: Choice, steps: Mapping[str, str]) -> Own:
+    """The parts of the page of one's own images, most of them of the recommended row.
 
-    The last two need the runs and the images; without them, they are empty.
+    Without the runs and the images, some are empty.
+
+    Args:
+        found: The results of the tests.
+        steps: Commands to go on with, by what they do.
     """
     tests, labels = study.tests(choice.row), study.labels()
-    job, label = tests[0], labels[choice.row]
-    about: dict[str, Any] = {
-        "known": known_or_unknown(job.own_record() or {}),
-        "sections": [*_tested(study, labels)],
-        "neighbours": "",
-    }
-    if curve and (untrained := untrained_row(study.file, study.found())) is not None:
-        about["sections"] += more_photographs(curve, labels[untrained])
+    job, label, sections = tests[0], labels[choice.row], _tested(study, labels)
+    record, curve = job.own_record() or {}, Curve()
+    if (untrained := untrained_row(study.file, found)) is not None:
+        curve = fewer_photographs(study, study.tests(untrained)[0])
+        sections += more_photographs(curve, labels[untrained])
+    about = setup(study, record, curve)
+    own = Own(labels, about, steps, known_or_unknown(record), sections)
     results = {job.seed: result for job in tests if (result := study.results.of(job))}
     beside = choice.finding.comparison.rows() if choice.finding else []
     rows = dict.fromkeys([choice.row, *beside])
@@ -50,21 +62,18 @@ def shown(study: Study, choice: Choice, curve: Curve) -> dict[str, Any]:
     folders = {labels[row]: job.folder for row, job in zip(rows, firsts, strict=True)}
     pictured = all(job.own_record() and (job.folder / NEIGHBOURS).is_file() for job in firsts)
     if not (pictured or stored_by_class(results)) or not job.has_images():
-        return about
+        return own
     images = build_datasets(job.experiment.data, seed=job.seed).test
-    about["sections"] += by_class(results, images.class_names, label)
+    sections += by_class(results, images.class_names, label)
     if not pictured:
-        return about
+        return own
     runs = {label: load_run(folder) for label, folder in folders.items()}
-    about["sections"] += confused(runs[label], images, label)
-    if len(runs) > 1:
-        about["neighbours"] = differing_neighbours(runs, images)
-    return about
+    sections += confused(runs[label], images, label)
+    return own._replace(neighbours=differing_neighbours(runs, images) if len(runs) > 1 else "")
 
 
-def setup(study: Study, row: str, curve: Curve) -> list[str]:
-    """What else could be tried, and what measured a row's network: trunk, pixels, frozen stages, time, hardware."""
-    record = study.tests(row)[0].own_record() or {}
+def setup(study: Study, record: Mapping[str, Any], curve: Curve) -> list[str]:
+    """What else could be tried, and what measured a run's network: trunk, pixels, frozen stages, time, hardware."""
     if "gpus" not in record.get("hardware", {}):
         return []
     config, hardware = record["config"], record["hardware"]
@@ -93,14 +102,12 @@ def setup(study: Study, row: str, curve: Curve) -> list[str]:
     ]
 
 
-def fewer_photographs(study: Study) -> Curve:
-    """The learning curve of the untrained network, measured once.
+def fewer_photographs(study: Study, job: Job) -> Curve:
+    """The learning curve of the untrained network of a test, measured once.
 
-    It is empty without such a row, its run and its images, or where cameras or galleries decide what is ranked.
+    It is empty without its run and its images, or where cameras or galleries decide what is ranked.
     """
-    if (row := untrained_row(study.file, study.found())) is None:
-        return []
-    job, path = study.tests(row)[0], study.runs / "learning_curve.json"
+    path = study.runs / "learning_curve.json"
     with damage_named(path, "delete it, and it is measured again"):
         kept = read_json(path) if path.exists() else {}
     if kept.get("run") == study.results.name(job):

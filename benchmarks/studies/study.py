@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from benchmarks.records.results import DONE
+from benchmarks.reporting.names import told_apart
 from benchmarks.reporting.study_tables import Candidate, best
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings.command import Command
@@ -90,10 +91,8 @@ class Study:
         return [*self.file.untrained(), *compared]
 
     def labels(self) -> dict[str, str]:
-        """The labels of the rows, each once: the row is added to one that another has, too."""
-        labels = {row: self.first_job(row).experiment.label for row in self.rows}
-        every = [*labels.values()]
-        return {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
+        """The labels of the rows, each once."""
+        return told_apart({row: self.first_job(row).experiment.label for row in self.rows})
 
     @remembered
     def tried(self, row: str) -> list[Candidate]:

@@ -182,8 +182,9 @@ def test(
 def report(experiment: Experiment, record: RunWriter, images: Images | None = None) -> None:
     """Print the result, and draw its page, with neighbours where the images are at hand."""
     runs = [load_run(record.path)]
-    say(compare(runs).terminal())
+    comparison = compare(runs)
+    say(comparison.terminal())
     if experiment.report is True:
         page = record.path / "report.html"
-        write_html(runs, page, images=images)
+        write_html(runs, comparison, page, images)
         say(f"\nreport: {page}")

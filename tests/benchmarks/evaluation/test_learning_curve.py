@@ -6,7 +6,7 @@ from torch import nn
 
 from benchmarks.evaluation.learning_curve import learning_curve
 from benchmarks.evaluation.tester import measure
-from benchmarks.reporting.learning_curve import more_photographs, sentence
+from benchmarks.reporting.study_sections import more_photographs, sentence
 from pml_regularizers import whitening_init_
 
 

@@ -19,7 +19,7 @@ from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.identification import judge
 from benchmarks.reporting.neighbours import differing_neighbours, report_neighbours
-from benchmarks.reporting.study_classes import confused
+from benchmarks.reporting.study_sections import confused
 from benchmarks.settings.errors import ConfigError
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (

@@ -18,8 +18,8 @@ from scipy import stats
 from benchmarks.reporting import study_page
 from benchmarks.reporting.study_advice import advice
 from benchmarks.reporting.study_choice import choose
-from benchmarks.reporting.study_classes import by_class
 from benchmarks.reporting.study_page import Own, neutral, study_files
+from benchmarks.reporting.study_sections import by_class
 from benchmarks.reporting.study_tables import Candidate
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings.study_files import CONTROL, Seeds, StudyFile, StudyRow
