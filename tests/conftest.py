@@ -112,6 +112,20 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda *modules: trust(modules)
 
 
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The only line of a command that is refused, behind "error: "; its exit status is 2."""
+
+    def refused(main: Callable[[list[str]], int], *words: Any) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        said, lines = (text.splitlines() for text in capsys.readouterr())
+        assert (said, len(lines)) == ([], 1) and lines[0].startswith("error: ")
+        return lines[0].removeprefix("error: ")
+
+    return refused
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Three processes that start with the first test of several."""

@@ -1,9 +1,13 @@
-"""Records of runs that nobody has trained."""
+"""Records of runs that nobody has trained, and recipes of a paper that nobody has written."""
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
+
 from benchmarks.records.files import write_json
+from benchmarks.settings import recipe_files
 
 RECORD: dict[str, Any] = {
     **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},
@@ -18,6 +22,18 @@ RECORD: dict[str, Any] = {
 }
 
 DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+
+
+LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
+
+
+def use_recipes(folder: Path, patch: pytest.MonkeyPatch, tables: dict[str, Any]) -> None:
+    """Let these tables of recipes, by PAPER/TABLE, be all that there are."""
+    for name, content in tables.items():
+        file = folder / "recipes" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
+    patch.setattr(recipe_files, "RECIPES", folder / "recipes")
 
 
 def write_record(folder: Path, **changes: Any) -> Path:

@@ -50,11 +50,8 @@ def test_a_full_disk_is_told_of_a_run_and_of_others():
 
 
 def test_a_fault_of_the_program_keeps_its_traceback():
-    assert expected_failure(ValueError("memory"), parse([]).experiment) is None
-    assert (
-        expected_failure(RuntimeError("The size of tensor a (3) must match"), parse([]).experiment)
-        is None
-    )
+    for error in (ValueError("memory"), RuntimeError("The size of tensor a (3) must match")):
+        assert expected_failure(error, parse([]).experiment) is None
 
 
 def test_windows_is_told_in_one_line(tmp_path):

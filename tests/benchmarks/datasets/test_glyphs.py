@@ -41,9 +41,8 @@ def test_the_stages_have_disjoint_classes_of_the_training_half(glyphs_root, spli
         return set(Glyphs(glyphs_root, split, **stages).class_names)
 
     pretraining = names("train", stage="pretraining")
-    drawn = [
-        names("train", stage="fine_tuning", seed=s, fold=f) for s, f in ((0, 0), (1, 0), (0, 1))
-    ]
+    draws = ((0, 0), (1, 0), (0, 1))
+    drawn = [names("train", stage="fine_tuning", seed=seed, fold=fold) for seed, fold in draws]
     left = names("validation", stage="fine_tuning")
     assert (len(pretraining), len(left)) == (750, 234)
     assert [len(classes) for classes in drawn] == [100] * 3 and len(set.union(*drawn)) > 200

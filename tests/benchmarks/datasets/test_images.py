@@ -84,9 +84,9 @@ def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     assert [test[i][1:] for i in range(3)] == [(1, 0), (0, 1), (1, 2)]
     assert np.array_equal(shown(test, 0), pixels_of(5))
     assert test.ranking is None
+    halves = ("development", "validation")
     split = [
-        set(classes_of(ImageSet(listing, split, views=VIEWS, fold=1, folds=3)))
-        for split in ("development", "validation")
+        {*classes_of(ImageSet(listing, half, views=VIEWS, fold=1, folds=3))} for half in halves
     ]
     assert [len(classes) for classes in split] == [4, 2] and set.union(*split) == set(TRAIN)
 

@@ -36,10 +36,8 @@ class Images(Dataset):
         return self.n
 
     def __getitem__(self, i: int) -> tuple[Tensor, int, int]:
-        noise, pattern = (
-            torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(seed))
-            for seed in (i, 1000 + i // 2)
-        )
+        draws = (torch.Generator().manual_seed(seed) for seed in (i, 1000 + i // 2))
+        noise, pattern = (torch.randn(3, 8, 8, generator=draw) for draw in draws)
         return noise + 0.5 * pattern, i // 2, i
 
 
@@ -131,9 +129,8 @@ def test_features_are_centred_and_reduced_by_the_training_images(accelerator, im
     products, exact = (rows @ rows.T for rows in both)
     torch.testing.assert_close(products, exact, rtol=1e-5, atol=1e-4)
     white = whitened(rows, labels.tolist(), features.double().numpy(), 4)
-    products, exact = (
-        x @ x.T for x in (found["features_whitened"].double(), torch.from_numpy(white))
-    )
+    both = found["features_whitened"].double(), torch.from_numpy(white)
+    products, exact = (x @ x.T for x in both)
     torch.testing.assert_close(products, exact, rtol=1e-4, atol=1e-4)
 
 

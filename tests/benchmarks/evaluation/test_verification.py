@@ -79,20 +79,15 @@ def test_it_is_the_curve_of_all_pairs(ranking, monkeypatch):
 def test_the_interval_leaves_out_each_class():
     vectors, labels = made(7, 80)
     found = of_all(vectors, labels, (0.05,))
-    areas, accepts = [], []
-    for left in range(7):
-        part = labels != left
-        one = of_all(vectors[part], labels[part], (0.05,))
-        areas.append(one["area"])
-        accepts.append(one["rates"][0]["true_accepts"])
+    parts = (labels != left for left in range(7))
+    without = [of_all(vectors[part], labels[part], (0.05,)) for part in parts]
     t = 2.4469118511449692  # 97.5 % of Student's t of 6 degrees of freedom
+    rate = found["rates"][0]
     for values, half_width in (
-        (areas, found["area_half_width"]),
-        (accepts, found["rates"][0]["true_accepts_half_width"]),
+        ([one["area"] for one in without], found["area_half_width"]),
+        ([one["rates"][0]["true_accepts"] for one in without], rate["true_accepts_half_width"]),
     ):
-        mean = math.fsum(values) / 7
-        variance = 6 / 7 * math.fsum((value - mean) ** 2 for value in values)
-        assert half_width == pytest.approx(t * math.sqrt(variance), rel=1e-9)
+        assert half_width == pytest.approx(t * math.sqrt(6 * np.var(values)), rel=1e-9)
 
 
 def test_a_rate_without_enough_pairs_or_without_a_similarity():

@@ -125,7 +125,7 @@ def test_images_of_a_querys_camera_leave_its_ranking(trained, pictures, tested, 
         assert known == (CLASSES - 1) * IMAGES == sum(found["per_class"]["queries"])
 
 
-def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):
+def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, refused, capsys):
     output, taken = tmp_path / "x.json", tmp_path / "taken.json"
     taken.touch()
     for folder, words, line in (
@@ -135,10 +135,8 @@ def test_a_command_that_cannot_be_meant(trained, exported, tmp_path, capsys):
         (tmp_path, [], f"{tmp_path}: holds neither run.json nor model.safetensors"),
         (exported, [], "data.root: "),
     ):
-        assert main([str(folder), f"--output={output}", *words]) == 2
-        [error] = capsys.readouterr().err.splitlines()
-        assert error.startswith(f"error: {line}") and not output.exists()
-    with pytest.raises(SystemExit) as stop:
+        assert refused(main, folder, f"--output={output}", *words).startswith(line)
+        assert not output.exists()
+    with pytest.raises(SystemExit, match="2"):
         main([str(trained), "--optimization.steps=3"])
-    assert stop.value.code == 2
     assert "--optimization.steps=3: is no setting of a test; --help" in capsys.readouterr().err

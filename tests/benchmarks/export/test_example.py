@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from benchmarks.records.files import write_json
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, views
 from tests.support.processes import ROOT
 
-Search = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def search(capsys: pytest.CaptureFixture[str]) -> Search:
+def search(capsys):
     """Runs the example; its status, and what it wrote to stdout and stderr."""
     program = runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
 

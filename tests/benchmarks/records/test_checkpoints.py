@@ -80,7 +80,6 @@ def test_a_kill_leaves_no_third_checkpoint(tmp_path, monkeypatch):
     assert len(saved_checkpoints(tmp_path)) == 3
     run.remove_old({"step": 3})
     kept = [*saved_checkpoints(tmp_path), *(tmp_path / "checkpoints").glob("best_*")]
-    assert [path.name.partition("-")[0] for path in kept] == [
-        *("step_000000002", "step_000000003", "best_000000003")
-    ]
+    names = [path.name.partition("-")[0] for path in kept]
+    assert names == ["step_000000002", "step_000000003", "best_000000003"]
     run.close()

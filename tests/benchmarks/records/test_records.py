@@ -83,14 +83,13 @@ def test_resume_equals_an_unbroken_log(tmp_path, unbroken, torn_bytes, step):
 
 def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken, capsys):
     ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
-    (unbroken / "training.csv").write_bytes(
-        (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
-    )
+    table = unbroken / "training.csv"
+    table.write_bytes(table.read_bytes().replace(b"\n9,", b"\n9,1", 1))
     files = csv_files(unbroken)
     with pytest.raises(ValueError, match=r"training\.csv: its first \d+ bytes"):
         StepTables(unbroken, ends)
     assert csv_files(unbroken) == files
-    (unbroken / "training.csv").unlink()  # as the error says
+    table.unlink()  # as the error says
     StepTables(unbroken, ends)
     assert "training.csv is missing: its rows so far stay lost" in capsys.readouterr().out
 

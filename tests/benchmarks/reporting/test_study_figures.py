@@ -44,10 +44,10 @@ def inside(figure: ElementTree.Element) -> ElementTree.Element:
     return axes
 
 
-def dots(figure: ElementTree.Element, colour: str) -> list[float]:
-    """How far right the marks of a colour are."""
+def dots(figure: ElementTree.Element, style: str) -> list[float]:
+    """How far right the marks of a style are."""
     used = inside(figure).iter(f"{SVG}use")
-    return [float(mark.attrib["x"]) for mark in used if f"fill: {colour}" in mark.attrib["style"]]
+    return [float(mark.attrib["x"]) for mark in used if style in mark.attrib["style"]]
 
 
 def strokes(figure: ElementTree.Element, style: str) -> list[list[float]]:
@@ -87,17 +87,12 @@ def test_every_mark_is_where_its_number_says():
 
     for kind, mean in (("gain", 0.5), ("harm", -1.0), ("seen", 0.1)):
         colour = COLOUR[kind].lower()
-        assert [*map(place, dots(figure, colour))] == pytest.approx([mean], abs=0.01)
+        assert [*map(place, dots(figure, f"fill: {colour}"))] == pytest.approx([mean], abs=0.01)
         limits = assess([*(NOISE + mean)]).limits()
         line, *_ = strokes(figure, f"stroke: {colour}")
         assert [*map(place, line)] == pytest.approx(limits, abs=0.01)
-    [paper] = [
-        float(mark.attrib["x"])
-        for mark in inside(figure).iter(f"{SVG}use")
-        if "fill-opacity: 0" in mark.attrib["style"]
-    ]
-    assert place(paper) == pytest.approx(3.1, abs=0.01)
-    assert [*map(place, dots(figure, COLOUR["pool"].lower()))] == pytest.approx([-0.25], abs=0.01)
+    for style, mean in (("fill-opacity: 0", 3.1), (f"fill: {COLOUR['pool'].lower()}", -0.25)):
+        assert [*map(place, dots(figure, style))] == pytest.approx([mean], abs=0.01)
     bands = strokes(figure, "opacity: 0.13")
     assert len(bands) == 5  # four, and a pooled one
     for band in bands:
@@ -153,10 +148,8 @@ def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons()
     assert [len(line) for line in found] == [3, 2, 3, 2]
     # The axis of new classes tells the same numbers.
     ticks = figure.findall(".//*[@id='axes_2']/*[@id='matplotlib.axis_4']/*")
-    places = {
-        float(tick.find(f".//{SVG}text").text): points(tick.find(f".//{SVG}path"))[0][1]
-        for tick in ticks
-    }
+    marks = ((tick.find(f".//{SVG}text"), tick.find(f".//{SVG}path")) for tick in ticks)
+    places = {float(text.text): points(path)[0][1] for text, path in marks}
     base, new = ([y for _, y in line] for line in found[2:])
     assert [base[0], base[2]] == pytest.approx([places[20], places[40]], abs=0.2)
     assert new[-1] == pytest.approx(places[60], abs=0.2)

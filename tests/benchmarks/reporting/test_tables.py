@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from benchmarks.settings import recipe_files
 from benchmarks.settings.command import parse
 from benchmarks.tables import main
-from tests.benchmarks.made import DIVERGED, write_record
+from tests.benchmarks.made import DIVERGED, LOSSES, use_recipes, write_record
 from tests.benchmarks.reporting.made_runs import table
 
 CONTENT: dict[str, Any] = {
     "title": "Toy & Table_1",
     "shared": {
-        "losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}],
+        "losses": LOSSES,
         "data": {"dataset": "glyphs", "image_size": 32},
         "optimization": {"steps": 30},
         "evaluation": {"recall_at": [1, 2]},
@@ -56,16 +54,12 @@ DATA = {
 @pytest.fixture(autouse=True)
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One paper with two tables, in an empty working folder."""
-    folder = tmp_path / "recipes" / "toy"
-    folder.mkdir(parents=True)
-    (folder / "table1.yaml").write_text(yaml.safe_dump(CONTENT, sort_keys=False))
     remarks = [{"facts": {"orders": 3}, "of": "HORDE", "text": "its orders are ours"}]
-    folder.with_suffix(".yaml").write_text(yaml.safe_dump({"differs": remarks}))
     again = {"again": {"same_as": "toy/table1/base", "label": "again"}}
     again["own"] = {"label": "own", **CONTENT["shared"]}
-    (folder / "table2.yaml").write_text(yaml.safe_dump({"trainings": again}))
+    tables = {"toy/table1": CONTENT, "toy/table2": {"trainings": again}}
+    use_recipes(tmp_path, monkeypatch, {"toy": {"differs": remarks}} | tables)
     (tmp_path / "work").mkdir()
-    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.chdir(tmp_path / "work")
 
 
@@ -224,14 +218,10 @@ def test_the_newest_run_of_a_seed_counts(show):
     ]
 
 
-def test_mistakes(capsys):
+def test_mistakes(refused):
     for arguments, message in (
         (["toy/table9"], "recipe: no table 'toy/table9'; there are toy/table1, toy/table2"),
         (["toy/table1/none*"], "recipe: no 'none*' in toy/table1; there are base, horde"),
         (["toy/table1", "--runs", "nowhere"], "--runs: nowhere is not a folder"),
     ):
-        assert main(arguments) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.startswith(f"error: {message}")
-        assert captured.err.count("\n") == 1
+        assert refused(main, *arguments).startswith(message)

@@ -52,9 +52,7 @@ def test_fewer_than_five_equal_differences_have_no_interval():
 
 
 @pytest.mark.parametrize(("of_seeds", "of_classes", "largest"), [(1, 1, 0), (1, 0, 1), (0, 1, 2)])
-def test_a_class_counts_by_its_queries_and_the_largest_of_three_variances(
-    of_seeds, of_classes, largest
-):
+def test_a_class_counts_by_its_queries_and_the_largest_variance(of_seeds, of_classes, largest):
     weights, seeds = np.array([0.5, 0.3, 0.2]), np.array([[-2.0], [-1.0], [1.0], [2.0]])
     table = of_seeds * seeds + of_classes * np.array([1.0, -2.0, 4.0])
     mean = np.mean(table @ weights)
@@ -226,14 +224,12 @@ def test_an_output_and_the_end_of_a_curve_are_compared():
     for seed in range(N):
         new[seed] |= {"outputs": {"descriptor": {RECALL: 0.4}}, "curve": {"seen": 0.9}}
         base[seed] |= {"curve": {"seen": 0.8}}
-    study = study_of(
-        compared("d", "new:descriptor"),
-        compared("c", "new:curve", than="base:curve", metric="seen"),
-    )
+    curve = compared("c", "new:curve", than="base:curve", metric="seen")
+    study = study_of(compared("d", "new:descriptor"), curve)
     found = judge(study, {"base": base, "new": new})
     assert [finding.tested.mean for finding in found] == pytest.approx([-10, 10])
     with pytest.raises(ConfigError, match=r"comparisons\.c: no run has measured unseen of"):
-        judge(study_of(replace(study.comparisons[1], metric="unseen")), {"base": base, "new": new})
+        judge(study_of(replace(curve, metric="unseen")), {"base": base, "new": new})
 
 
 def test_test_classes_take_part_where_both_rows_have_them():

@@ -1,7 +1,6 @@
 """Descriptions of classes with all their defaults: their contents, and that they build the same objects."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]
     return dict(yaml.safe_load(capsys.readouterr().out))
 
 
-def test_every_default_is_printed_and_reads_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_default_is_printed_and_reads_back(tmp_path, capsys):
     config = printed(capsys, "--recipe=glyphs/demo/binomial_horde", MINER)
     horde = config["losses"][0]["loss"]["init_args"]
     assert {"projections", "init", "normalize", "checkpoint"} <= horde.keys()

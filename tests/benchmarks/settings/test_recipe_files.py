@@ -14,18 +14,15 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "a" / "b.yaml"
 
 
-def test_an_unknown_training_is_one_line(file, capsys):
+def test_an_unknown_training_is_one_line(file, refused):
     file.write_text("trainings: {x: {same_as: a/b/y}}")
-    assert main(["--list"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "recipe: no 'y' in a/b; there are x" in line
+    assert "recipe: no 'y' in a/b; there are x" in refused(main, "--list")
 
 
 def test_a_row_of_another_training(file):
     """It has that training's settings, under its own label and without its numbers."""
-    file.write_text(
-        "shared: {seed: 1}\ntrainings: {x: {label: X, data: {root: r}}, y: {same_as: a/c/z}}"
-    )
+    trainings = "trainings: {x: {label: X, data: {root: r}}, y: {same_as: a/c/z}}"
+    file.write_text(f"shared: {{seed: 1}}\n{trainings}")
     other = "trainings: {z: {label: Z, seed: 2, cells: {embedding: {NMI: 5}}}}"
     (file.parent / "c.yaml").write_text(other)
     x, y = read_table("a/b").entries
@@ -42,8 +39,6 @@ def test_remarks_are_of_the_entries_that_they_match(file):
         "printed: [{of: ' sop ', text: odd}]"
     )
     x, y = (entry.remarks for entry in read_table("a/b").entries)
-    assert x == {
-        "differs": [Remark("all", {"f": 1, "g": None}), Remark("one", of="^b  X$")],
-        "printed": [],
-    }
+    differs = [Remark("all", {"f": 1, "g": None}), Remark("one", of="^b  X$")]
+    assert x == {"differs": differs, "printed": []}
     assert [len(remarks) for remarks in y.values()] == [1, 1]

@@ -63,16 +63,14 @@ def config(folder: Path, settings: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_called(
-    place, hostile, trusting, glyphs_root, capsys
-):
+def test_nothing_untrusted_is_imported_or_called(place, hostile, trusting, glyphs_root, refused):
+    """Nor is a trusted class of another kind called."""
     words = [config(hostile, PLACES[place]), f"--output={hostile / 'run'}"]
     words.append(f"--data.root={glyphs_root}")
-    assert main(words) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert refused(main, *words)
     assert not (hostile / "imported").exists()
     if place != "argument":  # may be any class of a trusted module
-        assert main(["--trust=hostile", *words]) == 2
+        assert refused(main, "--trust=hostile", *words)
     assert not (hostile / "called").exists()
 
 
@@ -95,10 +93,8 @@ def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting):
             build({"class_path": path}, "losses[0].loss")
 
 
-def test_a_run_finds_what_it_trusts_in_the_current_folder_and_resumes(
-    hostile, trusting, glyphs_root, monkeypatch, capsys
-):
-    """Also as a program that is started as a file, whose path of modules has its own folder first."""
+def test_a_run_trusts_the_current_folder(hostile, trusting, glyphs_root, monkeypatch, refused):
+    """Also as a program that is started as a file, whose path of modules has its own folder first; and resumes."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(hostile)])
     command = [
         *("--trust=hostile", config(hostile, loss("hostile.Loss"))),
@@ -106,8 +102,7 @@ def test_a_run_finds_what_it_trusts_in_the_current_folder_and_resumes(
         *("--data.batch_size=8", "--optimization.steps=2", "--evaluation.every=0"),
         *("--report=false", "--label=x", "--data.num_workers=0"),
     ]
-    assert main(command) == 2
-    assert "; expected it in the current folder, or" in capsys.readouterr().err
+    assert "; expected it in the current folder, or" in refused(main, *command)
     monkeypatch.chdir(hostile)
     assert main(command) == 0
     assert "--trust=hostile" in json.loads((hostile / "run" / "run.json").read_text())["command"]

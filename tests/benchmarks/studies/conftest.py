@@ -10,7 +10,6 @@ import yaml
 
 from benchmarks import fair, study
 from benchmarks.reporting import study_page
-from benchmarks.settings import recipe_files
 from benchmarks.settings.command import Command
 from benchmarks.studies import kept, search
 from benchmarks.studies import study as studies
@@ -18,6 +17,7 @@ from benchmarks.studies.jobs import Job, read
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
 from benchmarks.training import parts
+from tests.benchmarks.made import LOSSES, use_recipes
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Trainings
 from tests.benchmarks.studies.toy import descends
 
@@ -66,12 +66,10 @@ def toy(tmp_path, monkeypatch):
 
     No figure is drawn, and no process starts.
     """
-    (tmp_path / "recipes" / "toy").mkdir(parents=True)
-    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
-    trainings = {"base": {"label": "base", **loss}, "new": {"label": "new", "seed": 7, **loss}}
-    trainings["third"] = {"label": "third", **loss}
+    trainings = {row: {"label": row, "losses": LOSSES} for row in ("base", "new", "third")}
+    trainings["new"]["seed"] = 7
+    use_recipes(tmp_path, monkeypatch, {"toy/table": {"trainings": trainings}})
     table = tmp_path / "recipes" / "toy" / "table.yaml"
-    table.write_text(yaml.safe_dump({"trainings": trainings}))
     monkeypatch.setattr(studies, "read", lambda words: parsed(table.read_text(), *words))
     monkeypatch.setattr(study_page, "study_figures", lambda *about: {})
     monkeypatch.setattr(Launcher, "prepare", lambda launcher, recipe: None)
@@ -85,7 +83,6 @@ def toy(tmp_path, monkeypatch):
         },
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
-    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr("benchmarks.study.PROTOCOLS", tmp_path / "docs" / "protocols.md")
     monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path / "docs" / "kept")
     nothing = None, SimpleNamespace(test=None), None
@@ -99,21 +96,24 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained_by(monkeypatch):
-    """Let a function of the jobs stand for the queue."""
+    """Let a function of a job stand for its training; the jobs that are trained, as they become ready."""
 
-    def replace(train: Callable[[list[Job]], Any]) -> None:
+    def replace(train: Callable[[Job], Any]) -> list[list[Job]]:
+        queues: list[list[Job]] = []
+
         class Trained:
-            def __init__(
-                self, ready: Callable[[], list[Job]], *about: Any, redo_stale: bool, **more: Any
-            ) -> None:
+            def __init__(self, ready, *about, redo_stale, **more):
                 assert redo_stale  # or a choice that came out otherwise could not be trained
                 self.ready, self.jobs = ready, list[Job]()
 
             def run(self) -> None:
                 while jobs := [job for job in self.ready() if job not in self.jobs]:
                     self.jobs += jobs
-                    train(jobs)
+                    queues.append(jobs)
+                    for job in jobs:
+                        train(job)
 
         monkeypatch.setattr("benchmarks.studies.queue.Queue", Trained)
+        return queues
 
     return replace

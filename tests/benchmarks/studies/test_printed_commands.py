@@ -31,36 +31,32 @@ def test_a_study_of_ones_own_file_prints_commands_that_run(toy, trained_by, past
     place.mkdir()
     own = Path("toy.yaml").rename(place / "small.yaml")
     arguments = [str(own), "--data.root", "my photos", "--", f"--{RATE}=0.5", "--trust", "decimal"]
-    trained_by(lambda jobs: [finish(job, 0.5 + job.seed / 10) for job in jobs])
+    queues = trained_by(lambda job: finish(job, 0.5 + job.seed / 10))
     assert study.main(arguments) == 0
     page = Path("runs/studies/small/study.md").read_text()
     words = pasted(re.search(r"by `(python -m benchmarks\.study .*?)`", page)[1])
     assert words == ["-m", "benchmarks.study", *arguments]
-    trained_by(lambda jobs: pytest.fail("nothing is to train"))
     capsys.readouterr()
-    assert study.main(words[2:]) == 0
+    assert study.main(words[2:]) == 0 and len(queues) == 1
     [line] = [line for line in capsys.readouterr().out.splitlines() if "benchmarks.export" in line]
     words = pasted(line.partition(": ")[2])
     assert words[:2] == ["-m", "benchmarks.export"] and words[-2:] == ["--trust", "decimal"]
     assert load_run(Path(words[2])).info["status"] == "finished"
 
 
-def test_two_files_of_one_name_do_not_share_a_folder(toy, trained_by, capsys):
+def test_two_files_of_one_name_do_not_share_a_folder(toy, trained_by, refused):
     for place in ("a", "b"):
         Path(place).mkdir()
         Path(place, "small.yaml").write_text(Path("toy.yaml").read_text())
-    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
+    queues = trained_by(lambda job: finish(job, 0.5))
     assert study.main(["a/small.yaml"]) == 0
-    capsys.readouterr()
     before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
-    assert study.main(["b/small.yaml"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    line = refused(study.main, "b/small.yaml")
     assert "--runs: runs/studies/small holds the runs of " in line and "a/small.yaml" in line
     assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
     assert study.main(["b/small.yaml", "--runs=runs/b", "--output=b.md"]) == 0
     Path("a").rename("moved")  # the study goes on
-    trained_by(lambda jobs: pytest.fail("nothing is to train"))
-    assert study.main(["moved/small.yaml"]) == 0
+    assert study.main(["moved/small.yaml"]) == 0 and len(queues) == 2
 
 
 def test_the_command_that_a_run_records_can_be_pasted(pasted, monkeypatch):

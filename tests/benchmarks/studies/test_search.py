@@ -23,19 +23,18 @@ from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, value_of
 
+NO_RANGES = (
+    *("{low: 2, high: 1}", "{choices: [avg]}", "{choices: [{a: 1}, 2]}"),
+    *("{low: no, high: 2}", "{low: 0, high: 1, log: true}"),
+    *("{low: 1, high: 1.5, int: true}", "{low: 1, high: 2, log: 'off'}"),
+)
+
 
 def test_wrong_spaces(space):
     for text, message in (
         ("{}", "at least one setting"),
         ("evaluation.every: {low: 1, high: 2}", "says what a trial is measured on"),
-        *(
-            (f"a: {given}", r"a: expected \{low: NUMBER, high: LARGER NUMBER\}")
-            for given in (
-                *("{low: 2, high: 1}", "{choices: [avg]}", "{choices: [{a: 1}, 2]}"),
-                *("{low: no, high: 2}", "{low: 0, high: 1, log: true}"),
-                *("{low: 1, high: 1.5, int: true}", "{low: 1, high: 2, log: 'off'}"),
-            )
-        ),
+        *((f"a: {given}", "a: expected {low: NUMBER, high: LARGER") for given in NO_RANGES),
     ):
         space.write_text(text)
         with pytest.raises(ConfigError, match=message):
@@ -44,10 +43,8 @@ def test_wrong_spaces(space):
 
 def test_ranges(space):
     space.write_text("a: {low: 1e-4, high: 1, log: true}\nb: {choices: [x, null, 1]}")
-    assert read_space(space) == {
-        "a": FloatDistribution(1e-4, 1.0, log=True),
-        "b": CategoricalDistribution(["x", None, 1]),
-    }
+    a, b = FloatDistribution(1e-4, 1.0, log=True), CategoricalDistribution(["x", None, 1])
+    assert read_space(space) == {"a": a, "b": b}
 
 
 def test_paths_into_settings():

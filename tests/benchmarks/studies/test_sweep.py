@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.records.files import write_json
 from benchmarks.records.run_folder import RunFolder
@@ -15,7 +14,7 @@ from benchmarks.settings.command import parse
 from benchmarks.studies.jobs import Job, plan, trainings
 from benchmarks.studies.launching import Launcher
 from benchmarks.sweep import main
-from tests.benchmarks.made import DIVERGED, RECORD, write_record
+from tests.benchmarks.made import DIVERGED, LOSSES, RECORD, use_recipes, write_record
 from tests.benchmarks.studies.fakes import Ended
 from tests.support.processes import ROOT
 
@@ -32,14 +31,10 @@ RUNS: dict[str, tuple[str, int, dict[str, Any] | None]] = {
 @pytest.fixture
 def started(tmp_path, monkeypatch):
     """The commands of the runs, which stand-ins take: of two tables of tiny recipes, in an empty folder."""
-    folder = tmp_path / "recipes" / "toy"
-    folder.mkdir(parents=True)
-    losses = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
-    shared = {"losses": losses, "optimization": {"steps": 30}}
+    shared = {"losses": LOSSES, "optimization": {"steps": 30}}
     content = {"shared": shared, "trainings": {row: {"label": row} for row in RUNS}}
-    (folder / "table1.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     again = {"trainings": {"same": {"same_as": "toy/table1/quick"}}}
-    (folder / "table2.yaml").write_text(yaml.safe_dump(again))
+    use_recipes(tmp_path, monkeypatch, {"toy/table1": content, "toy/table2": again})
     commands: dict[str, list[str]] = {}
 
     def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
@@ -52,7 +47,6 @@ def started(tmp_path, monkeypatch):
         return Ended(lambda: status)
 
     (tmp_path / "work").mkdir()
-    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(tmp_path / "work")

@@ -1,5 +1,6 @@
 """A study of three rows and two comparisons, in a working folder of its own: the fixture `toy`."""
 
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ def finish(job: Job, recall: float, **changes: Any) -> None:
     write_record(job.folder, **about | measured | begun | changes)
 
 
-def about(job: Job) -> tuple[Any, ...]:
-    config = job.config
-    return (
-        *(job.training.rpartition("/")[2], config["data"]["split"], job.seed),
-        *(config["data"]["fold"], config["optimization"]["learning_rate"]),
-        config["losses"][0]["loss"]["init_args"]["beta"],
-    )
+About = namedtuple("About", "row split seed fold rate beta")
+
+
+def about(job: Job) -> About:
+    data, rate = job.config["data"], job.config["optimization"]["learning_rate"]
+    beta = job.config["losses"][0]["loss"]["init_args"]["beta"]
+    row = job.training.rpartition("/")[2]
+    return About(row, data["split"], job.seed, data["fold"], rate, beta)
 
 
 def kept_study() -> Study:
