@@ -22,11 +22,22 @@ from tests.support.pool import Pool, Processes
 Trace = list[dict[str, Any]]
 
 ATTENTION = "--model.attention={class_path: pml_regularizers.VEMAttention}"
+PML = "pytorch_metric_learning.losses"
+
+
+def added(class_path: str, weight: float = 1.0, **arguments: Any) -> str:
+    """The option that adds a term to a run's losses."""
+    term = {"loss": {"class_path": class_path, "init_args": arguments}, "weight": weight}
+    return f"--losses+={json.dumps(term)}"
+
+
+MEMORY = added(
+    f"{PML}.CrossBatchMemory", memory_size=200, loss={"class_path": f"{PML}.ContrastiveLoss"}
+)
 REGULARIZERS = (
-    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, "
-    "init_args: {gradient: fc}}}, "
-    "{loss: {class_path: pml_regularizers.VarianceRegularizer}}, "
-    "{weight: 0.5, loss: {class_path: pml_regularizers.JRDLoss}}"
+    added("pml_regularizers.EnergyConfusionRegularizer", 0.3, gradient="fc"),
+    added("pml_regularizers.VarianceRegularizer"),
+    added("pml_regularizers.JRDLoss", 0.5),
 )
 
 
@@ -34,6 +45,10 @@ def finished(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run to the end without pictures; run.json."""
     forget()
     assert main([*arguments, "--report=false", f"--output={folder}"]) == 0
+    return record_of(folder)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return record
 
@@ -78,9 +93,7 @@ def traced() -> Iterator[Trace]:
 
 def mark_unfinished(folder: Path) -> None:
     """Change a run as if it had been killed after its last checkpoint."""
-    record = json.loads((folder / "run.json").read_text())
-    record |= {"status": "running", "metrics": {}}
-    write_json(folder / "run.json", record)
+    write_json(folder / "run.json", record_of(folder) | {"status": "running", "metrics": {}})
 
 
 def forget() -> None:
@@ -126,8 +139,7 @@ def same_on_all(
         output = f"--output={folder / str(processes)}"
         found = pool.run(run_traced, [*arguments, output], processes=processes)
         assert [status for status, _ in found] == [0] * processes
-        record = json.loads((folder / str(processes) / "run.json").read_text())
-        assert record["world_size"] == processes
+        assert record_of(folder / str(processes))["world_size"] == processes
         traces.append(found[0][1])
     for trace in traces[1:]:
         assert_same_trace(trace, traces[0])

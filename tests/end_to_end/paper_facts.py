@@ -29,12 +29,8 @@ LOSSES = {
     "IntraClassRegularizer": "distances within classes",
 }
 JOINT = {"jrs": "JRS", "jmmd": "JMMD", "jintra": "JIntra"}
-REDUCERS = {
-    "SumReducer": "sum",
-    "MeanReducer": "mean",
-    "DivisorReducer": "mean",
-    "AvgNonZeroReducer": "mean over active",
-}
+REDUCERS = {"SumReducer": "sum", "AvgNonZeroReducer": "mean over active"}
+REDUCERS |= dict.fromkeys(("MeanReducer", "DivisorReducer"), "mean")
 SIMILARITIES = {
     ("CosineSimilarity", 1): "cosine",
     ("DotProductSimilarity", 1): "inner product",

@@ -22,15 +22,11 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.training.cached_views import CachedViews
 from tests.benchmarks.runs import finished, forget, mark_unfinished, same_on_all
 from tests.support.fake_trees import write_pictures
-from tests.support.processes import NO_BATCH_STATISTICS, ROOT, TINY, horde
+from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY, horde
 
-GLYPHS = ROOT / "benchmarks" / "backbones" / "glyphs"
-WEIGHTS = (
-    "--model.trunk_args={output_stride: 8}",
-    f"--model.weights={GLYPHS / 'seed0.safetensors'}",
-)
+_, WEIGHTS = FROZEN_STATISTICS
+FROZEN = ("--model.frozen_stages=2", "--model.trunk_args={output_stride: 8}", WEIGHTS)
 SHORT = ("--optimization.steps=4", "--checkpoint_every=2", "--data.batch_size=20")
-FROZEN = ("--model.frozen_stages=2", *SHORT, *WEIGHTS)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cached(data: str, cache: Path) -> list[str]:
-    return [data, *TINY, *FROZEN, "--data.cached_views=3", f"--data.cache={cache}"]
+    return [data, *TINY, *FROZEN, *SHORT, "--data.cached_views=3", f"--data.cache={cache}"]
 
 
 def views_of(settings: list[str]) -> tuple[CachedViews, EmbeddingModel]:
@@ -135,26 +131,23 @@ def test_other_outputs_are_kept_elsewhere(cached):
     assert len(paths) == 1 + len(others)
 
 
-def test_kept_outputs_that_do_not_fit_or_are_damaged(cached, tmp_path, capsys):
-    cache, steps = f"--data.cache={tmp_path / 'cache'}", "--optimization.steps=2"
-    run = [*cached, cache, steps, "--report=false", f"--output={tmp_path / 'run'}"]
-    assert main([*run, "--data.cache_gib=1e-3"]) == 2
-    assert "data.cached_views: 0.0" in capsys.readouterr().err
+def test_kept_outputs_that_do_not_fit_or_are_damaged(cached, tmp_path, refused):
+    run = [*cached, f"--data.cache={tmp_path / 'cache'}", "--optimization.steps=2"]
+    elsewhere = [*run, "--report=false", f"--output={tmp_path / 'elsewhere'}"]
+    assert "data.cached_views: 0.0" in refused(main, *elsewhere, "--data.cache_gib=1e-3")
     forget()
-    assert main([*run, "--data.cache=/dev/null/x"]) == 2
-    assert "data.cache: expected a folder to write to, got /dev/null/x" in capsys.readouterr().err
+    line = refused(main, *elsewhere, "--data.cache=/dev/null/x")
+    assert "data.cache: expected a folder to write to, got /dev/null/x" in line
     assert not list(tmp_path.iterdir())
-    forget()
-    assert main(run) == 0
+    finished(run, tmp_path / "run")
     file = max((tmp_path / "cache").glob("*/outputs.bin"), key=lambda path: path.stat().st_size)
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
     forget()
-    assert main([*run[:-1], f"--output={tmp_path / 'again'}"]) == 2
-    assert f"data.cache: {file.parent} is damaged; delete it" in capsys.readouterr().err
+    assert f"data.cache: {file.parent} is damaged; delete it" in refused(main, *elsewhere)
     assert damaged == file.read_bytes()
-    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_outputs_of_changed_photographs_are_others(tmp_path):

@@ -1,5 +1,6 @@
 """Where a run's head starts, what its test adds, and the untrained trunk beside it."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,19 @@ def short(data: str) -> list[str]:
 def pooled(model: Any, images: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.trunk(stacked(images)).mean(dim=(2, 3))
+
+
+def attended(model: Any, images: Any) -> list[torch.Tensor]:
+    """What the head's layer would get of the training and the test images."""
+    parts = (pooled(model, part) for part in (images.train, images.test))
+    return [model.head.attention(features).detach() for features in parts]
+
+
+def assert_tested_again_and_exported(folder: Path, metrics: dict[str, float]) -> None:
+    again = folder.with_name("again.json")
+    assert evaluate.main([str(folder), f"--output={again}"]) == 0
+    assert read_json(again)["metrics"] == metrics
+    assert export([str(folder), f"--output={folder.with_name('exported')}"]) == 0
 
 
 def measured(rows: Any, images: Any) -> Any:
@@ -78,17 +92,14 @@ def test_a_run_starts_from_the_untrained_trunk(short, tmp_path, monkeypatch):
     assert (again["metrics"], again["outputs"]) == (record["metrics"], outputs)
 
 
-def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
+def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, refused):
     folder, run = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=none"]
     run += [ATTENTION, "--data.split=validation"]
     record = finished(run, folder)
     record["metrics"].pop("variance_correlation")
     model, images, checkpoint = last_network(folder)
     assert not [name for name in checkpoint["model"] if "fc" in name]
-    seen, new = (
-        model.head.attention(pooled(model, part)).detach() for part in (images.train, images.test)
-    )
-    expected = reduced(seen, new)
+    expected = reduced(*attended(model, images))
     assert record["metrics"] == measured(expected, images.test)
     assert "outputs" in record and not record["outputs"], "validation classes: no untrained trunk"
 
@@ -97,41 +108,32 @@ def test_a_run_without_a_head_gets_one_in_its_test(short, tmp_path, capsys):
         found = network(stacked(images.test)).double()
     unit = torch.from_numpy(expected / np.linalg.norm(expected, axis=1, keepdims=True))
     torch.testing.assert_close(found @ found.T, unit @ unit.T, rtol=0, atol=1e-4)
-    assert evaluate.main([str(folder), f"--output={tmp_path / 'again.json'}"]) == 0
-    assert read_json(tmp_path / "again.json")["metrics"] == record["metrics"]
-    assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
-
+    assert_tested_again_and_exported(folder, record["metrics"])
     mark_unfinished(folder)  # what is left of a layer may be of other weights
-    assert export([str(folder), f"--output={tmp_path / 'lost'}"]) == 2
-    assert "has no embedding layer yet" in capsys.readouterr().err
+    line = refused(export, folder, f"--output={tmp_path / 'lost'}")
+    assert "has no embedding layer yet" in line
     assert finished([*run, "--resume"], folder)["metrics"].items() > record["metrics"].items()
 
 
-def test_all_trained_features_take_the_layers_place(short, tmp_path, capsys):
+def test_all_trained_features_take_the_layers_place(short, tmp_path, refused):
     folder, settings = tmp_path / "run", [*short, *FROZEN_STATISTICS, "--model.head=pca"]
     record = finished([*settings, "--model.replace_layer=features", ATTENTION], folder)
     record["metrics"].pop("variance_correlation")
     model, images, checkpoint = last_network(folder)
     assert len(checkpoint["model"]["head.fc.weight"]) == SIZE, "the layer has trained"
-    seen, new = (
-        model.head.attention(pooled(model, part)).detach() for part in (images.train, images.test)
-    )
+    seen, new = attended(model, images)
     centred = new - seen.mean(dim=0)
     assert record["metrics"] == measured(centred, images.test)
-    assert evaluate.main([str(folder), f"--output={tmp_path / 'again.json'}"]) == 0
-    assert read_json(tmp_path / "again.json")["metrics"] == record["metrics"]
-    assert export([str(folder), f"--output={tmp_path / 'exported'}"]) == 0
+    assert_tested_again_and_exported(folder, record["metrics"])
     network, _ = load_export(tmp_path / "exported")
     with torch.no_grad():
         torch.testing.assert_close(network(stacked(images.test)), centred, rtol=0, atol=1e-5)
 
-    layer, again = folder / "head.npz", [str(folder), f"--output={tmp_path / 'lost.json'}"]
+    layer, again = folder / "head.npz", [folder, f"--output={tmp_path / 'lost.json'}"]
     layer.write_bytes(layer.read_bytes()[:100])
-    assert evaluate.main(again) == 2
-    assert "head.npz: is damaged" in capsys.readouterr().err
-    layer.unlink()
-    assert evaluate.main(again) == 2, "not of the layer that was thrown away"
-    assert "head.npz: is missing" in capsys.readouterr().err
+    assert "head.npz: is damaged" in refused(evaluate.main, *again)
+    layer.unlink()  # nor is it the layer that was thrown away
+    assert "head.npz: is missing" in refused(evaluate.main, *again)
 
 
 def test_whitened_features_take_the_layers_place(short, tmp_path):

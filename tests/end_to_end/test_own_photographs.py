@@ -39,9 +39,7 @@ TINY = [
 
 def done(command: list[str], folder: Path) -> str:
     """The output of a command, which has to succeed."""
-    result = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     assert result.returncode == 0, result.stderr + result.stdout
     return result.stdout
 

@@ -2,37 +2,22 @@
 
 import contextlib
 import io
-import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.records.steps import read_table
-from tests.benchmarks.runs import (
-    ATTENTION,
-    REGULARIZERS,
-    assert_same_trace,
-    run_traced,
-    same_on_all,
-)
-from tests.support.pool import Pool, Processes
+from tests.benchmarks import runs
+from tests.benchmarks.runs import ATTENTION, PML, REGULARIZERS, added, run_traced, same_on_all
+from tests.support.pool import Processes
 from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY, horde
 
-PML = "pytorch_metric_learning.losses."
-ALL_LOSSES = ", ".join(
-    [
-        horde(f"{PML}ArcFaceLoss").removeprefix("--losses=[").removesuffix("]"),
-        *(
-            f"{{weight: 0.5, loss: {{class_path: {PML}{name}}}}}"
-            for name in ("ContrastiveLoss", "TripletMarginLoss", "ProxyAnchorLoss", "ArcFaceLoss")
-        ),
-        REGULARIZERS,
-    ]
-)
+LOSSES = ("ContrastiveLoss", "TripletMarginLoss", "ProxyAnchorLoss", "ArcFaceLoss")
+ALL_LOSSES = [horde(f"{PML}.ArcFaceLoss"), *(added(f"{PML}.{name}", 0.5) for name in LOSSES)]
+ALL_LOSSES += REGULARIZERS
 
 
-def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -> None:
-    settings = [data, *TINY, *NO_BATCH_STATISTICS, f"--losses=[{ALL_LOSSES}]", ATTENTION]
+def test_several_processes_train_as_one(data, tmp_path, pool):
+    settings = [data, *TINY, *NO_BATCH_STATISTICS, *ALL_LOSSES, ATTENTION]
     settings += ["--diagnose_every=2", "--optimization.steps=2", "--precision=float64"]
     settings += ["--data.batch_size=20", "--data.max_classes=5", "--evaluation.descriptor=false"]
     settings += ["--evaluation.orders=true", "--evaluation.parts=2", "--evaluation.clustering=true"]
@@ -51,7 +36,7 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
     assert ratios["EnergyConfusionRegularizer at trunk"] == [0]
     found = read_table(tmp_path / "2" / "records", "gradient_ratios")
     assert found == {name: pytest.approx(values, rel=1e-6) for name, values in ratios.items()}
-    first, second = (json.loads((tmp_path / p / "run.json").read_text()) for p in ("1", "2"))
+    first, second = (runs.record_of(tmp_path / p) for p in ("1", "2"))
     for kind in ("metrics", "outputs", "per_class"):
         assert second[kind] == first[kind]
     curve, other = (read_table(tmp_path / p / "records", "evaluation") for p in ("1", "2"))
@@ -62,12 +47,10 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
 
 
 @pytest.mark.slow
-def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(
-    data: str, tmp_path: Path, pool: Pool
-) -> None:
+def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(data, tmp_path, pool):
     """With batch norm of frozen statistics, whose weights train."""
     settings = [data, *TINY, *FROZEN_STATISTICS, ATTENTION, "--precision=float64"]
-    settings += [horde()[:-1] + f", {REGULARIZERS}]", "--optimization.steps=2"]
+    settings += [horde(), *REGULARIZERS, "--optimization.steps=2"]
     settings += ["--evaluation.descriptor=false", "--data.batch_size=20"]
     traces = []
     for processes, chunks in ((1, []), (2, ["--optimization.chunk_size=7"])):
@@ -75,16 +58,14 @@ def test_chunks_on_two_processes_train_as_the_whole_batch_on_one(
         traces.append(pool.run(run_traced, arguments, processes=processes)[0][1])
     whole, chunked = traces
     assert {"model.head.attention.variance", "model.trunk.bn1.weight"} <= {*whole[0]["gradients"]}
-    assert_same_trace(chunked, whole)
+    runs.assert_same_trace(chunked, whole)
 
 
-def test_refused_on_several_processes(data: str, tmp_path: Path, pool: Pool) -> None:
+def test_refused_on_several_processes(data, tmp_path, pool):
+    odd = [*NO_BATCH_STATISTICS, "--data.batch_size=55"]
     for settings, line in (
         ([], "model: has batch norm"),
-        (
-            [*NO_BATCH_STATISTICS, "--data.batch_size=55"],
-            "data.batch_size: 55 images do not divide",
-        ),
+        (odd, "data.batch_size: 55 images do not divide"),
     ):
         arguments = [data, *TINY, *settings, f"--output={tmp_path / 'run'}"]
         first, second = pool.run(refusal, arguments, processes=2)

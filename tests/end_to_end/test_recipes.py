@@ -21,12 +21,7 @@ from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import Experiment, WeightedLoss
-from benchmarks.settings.recipe_files import (
-    Entry,
-    read_entry,
-    read_table,
-    table_names,
-)
+from benchmarks.settings.recipe_files import Entry, read_entry, read_table, table_names
 from benchmarks.settings.types import ClassSpec
 from benchmarks.training.parts import try_one_step
 from tests.end_to_end.paper_facts import facts
@@ -78,11 +73,9 @@ def test_every_row_is_one_cell_and_every_quoted_one_is_listed(name: str) -> None
     assert [row for row, of in zip(own, found, strict=True) if len(of) != 1] == []
     assert len({cell for [cell] in found}) == len(listed) == len(own)
     about = ("row", "dataset", "backbone", "embedding_dim")
-    assert read_table(name).quoted == [
-        {key: row[key] for key in about if key in row} | row["percent"]
-        for row in rows
-        if row["kind"] == "quoted"
-    ]
+    quoted = (row for row in rows if row["kind"] == "quoted")
+    expected = [{key: row[key] for key in about if key in row} | row["percent"] for row in quoted]
+    assert read_table(name).quoted == expected
 
 
 def test_a_training_measures_what_its_cells_need() -> None:
@@ -115,10 +108,8 @@ def experiment_of(entry: Entry) -> Experiment:
     key = json.dumps(rest, sort_keys=True)
     if key not in PARSED:
         PARSED[key] = parse([f"--recipe={entry.name}", "--model.trunk_args={}"]).experiment
-    terms = [
-        WeightedLoss(ClassSpec(term["loss"]), float(term.get("weight", 1)))
-        for term in entry.settings["losses"]
-    ]
+    losses = ((ClassSpec(term["loss"]), term.get("weight", 1)) for term in entry.settings["losses"])
+    terms = [WeightedLoss(loss, float(weight)) for loss, weight in losses]
     return replace(PARSED[key], losses=terms)
 
 

@@ -2,12 +2,12 @@
 
 import errno
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -22,7 +22,7 @@ from benchmarks.records.trackers import PROJECT
 from benchmarks.run import main
 from benchmarks.training import run as training_run
 from benchmarks.training.loop import Trainer
-from tests.benchmarks.runs import finished, mark_unfinished
+from tests.benchmarks.runs import finished, mark_unfinished, record_of
 from tests.support.fake_trees import write_pictures
 from tests.support.processes import TIMEOUT, TINY, run, start, wait_for_rows
 
@@ -49,16 +49,15 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def said(*arguments: str, status: int) -> str:
         assert main(arguments) == status
-        [line] = [
-            line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")
-        ]
+        lines = capsys.readouterr().err.splitlines()
+        [line] = [line for line in lines if line.startswith("error: ")]
         return line
 
     return said
 
 
 def test_what_a_finished_run_leaves(settings, done, said, capsys, monkeypatch):
-    record = json.loads((done / "run.json").read_text())
+    record = record_of(done)
     assert record["recipe"] == "glyphs/demo/binomial"
     assert record["config"] == yaml.safe_load((done / "config.yaml").read_text())
     assert record["config"]["optimization"]["optimizer"]["init_args"]["eps"] == 1e-8
@@ -66,9 +65,8 @@ def test_what_a_finished_run_leaves(settings, done, said, capsys, monkeypatch):
     assert record["command"].startswith(command)
     assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {"recall_at_1", "mean_average_precision_at_r", "r_precision"} <= {*record["metrics"]}
-    assert set(record["files"]) == {
-        *("config.yaml", "neighbours.npz", "records/evaluation.csv", "records/training.csv"),
-    }
+    tables = {"records/evaluation.csv", "records/training.csv"}
+    assert set(record["files"]) == {"config.yaml", "neighbours.npz", *tables}
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
     assert "data:image/svg" in page and "data:image/png" in page
@@ -94,11 +92,8 @@ def test_what_a_finished_run_leaves(settings, done, said, capsys, monkeypatch):
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {
-        path: path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: path.read_bytes() for path in files}
 
 
 def flip(path: Path) -> None:
@@ -117,9 +112,7 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"), [(flip, r"damaged .*step_000000003-"), (empty, "does not fit")]
 )
-def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
-    spoil, expected, settings, done, said, tmp_path
-):
+def test_nothing_is_lost_of_a_bad_checkpoint(spoil, expected, settings, done, said, tmp_path):
     folder = shutil.copytree(done, tmp_path / "run")
     mark_unfinished(folder)
     spoil(saved_checkpoints(folder)[-1])
@@ -129,30 +122,23 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     assert contents(folder) == before
 
 
-ONE_STEP = "--optimization.steps=1"
-SGD = (
-    "--optimization.optimizer={class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}",
-    "--optimization.scheduler=null",
-)
+SGD = "optimizer: {class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}, scheduler: null"
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            ["--optimization.learning_rate=1e30", "--optimization.steps=2"],
-            "the loss is nan at step",
-        ),
-        (["--optimization.learning_rate=1e38", ONE_STEP], "NaN or inf for"),
-        ([*SGD, ONE_STEP, "--optimization.learning_rate=1e20"], "is not finite after step 1"),
+        ("learning_rate: 1e30, steps: 2", "the loss is nan at step"),
+        ("learning_rate: 1e38, steps: 1", "NaN or inf for"),
+        (f"learning_rate: 1e20, steps: 1, {SGD}", "is not finite after step 1"),
     ],
     ids=["loss", "embeddings", "weights"],
 )
 def test_numbers_that_are_not_finite_fail_in_one_line(settings, words, data, said, tmp_path):
-    folder = tmp_path / "run"
-    line = said(data, *TINY, *settings, "--report=false", f"--output={folder}", status=1)
+    folder, settings = tmp_path / "run", f"--optimization={{{settings}}}"
+    line = said(data, *TINY, settings, "--report=false", f"--output={folder}", status=1)
     assert words in line
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     assert (record["status"], record["diverged"]) == ("failed", True)
     assert f"error: {record['error']}" == line
     assert not saved_checkpoints(folder) or "NaN or inf for" in line
@@ -173,26 +159,22 @@ def test_a_full_disk_is_one_line(settings, said, tmp_path, monkeypatch):
         patch.setattr(torch, "save", fails)
         line = said(*settings, "--report=false", f"--output={folder}", status=1)
     assert line.startswith(f"error: {folder}: No space left on device")
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     assert record["status"] == "failed"
     assert not list(folder.rglob("*.tmp"))
     assert read_table(folder / "records", "training")["step"] == [1, 2, 3]
     assert finished([*settings, "--resume"], folder)["error"] is None
 
 
-def test_an_error_in_a_step_is_one_line_and_its_traceback_is_kept(
-    settings, said, tmp_path, monkeypatch
-):
-    def fails(*arguments: object) -> None:
-        raise LookupError("one\nis too many")
-
-    monkeypatch.setattr(Trainer, "_step", fails)
+def test_the_traceback_of_an_error_in_a_step_is_kept(settings, said, tmp_path, monkeypatch):
+    error = LookupError("one\nis too many")
+    monkeypatch.setattr(Trainer, "_step", mock.Mock(side_effect=error))
     folder = tmp_path / "run"
     line = said(*settings, "--report=false", f"--output={folder}", status=1)
     assert line.startswith("error: step 1 failed: LookupError: one is too many")
     assert f"{folder}/run.json" in line
-    record = json.loads((folder / "run.json").read_text())
-    assert record["diverged"] is False and "raise LookupError" in record["traceback"]
+    record = record_of(folder)
+    assert record["diverged"] is False and "LookupError: one\n" in record["traceback"]
 
 
 @pytest.fixture
@@ -224,14 +206,14 @@ def test_an_image_that_is_damaged_during_a_run(photographs, tmp_path):
     assert not [child for child in children if child.is_running()]
     [line] = re.findall(r"error: (.*)", output)
     assert re.match(rf"{photographs}/\w/\d\.jpg: cannot be read", line)
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     assert (record["status"], record["diverged"], record["error"]) == ("failed", False, line)
 
     for path, content in images.items():
         path.write_bytes(content)
     run([*settings, "--resume"])
     assert read_table(folder / "records", "training")["step"] == list(range(1, 151))
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     assert (record["status"], record["error"], record["traceback"]) == ("finished", None, None)
     assert record["sessions"][1]["from_step"] >= 4
 

@@ -1,7 +1,6 @@
 """Runs that are stopped, killed and resumed: real processes, real signals."""
 
 import contextlib
-import json
 import math
 import os
 import random
@@ -21,7 +20,7 @@ from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
 from benchmarks.studies.launching import run_forked
-from tests.benchmarks.runs import ATTENTION, REGULARIZERS, finished, forget
+from tests.benchmarks.runs import ATTENTION, MEMORY, REGULARIZERS, finished, forget, record_of
 from tests.support.pool import server
 from tests.support.processes import (
     FROZEN_STATISTICS,
@@ -39,16 +38,10 @@ from tests.support.processes import (
     wait_for_rows,
 )
 
-PML = "pytorch_metric_learning.losses."
 ACCELERATE = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1"),
     *("--mixed_precision=no", "--dynamo_backend=no", str(RUN)),
 ]
-HORDE = horde().removeprefix("--losses=[").removesuffix("]")
-MEMORY = (
-    f"{{loss: {{class_path: {PML}CrossBatchMemory, init_args: {{memory_size: 200, "
-    f"loss: {{class_path: {PML}ContrastiveLoss}}}}}}}}"
-)
 STEPS, EVERY = 14, 4
 NO_WORKERS = "--data.num_workers=0"
 
@@ -57,13 +50,10 @@ NO_WORKERS = "--data.num_workers=0"
 def settings(data: str) -> list[str]:
     """Whatever could make a resumed run differ: workers, drop path, batch norm, schedules, memory, draws."""
     return [
-        *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}, {REGULARIZERS}]", ATTENTION),
+        *(data, *TINY, horde(), MEMORY, *REGULARIZERS, ATTENTION),
         *(f"--optimization.steps={STEPS}", f"--checkpoint_every={EVERY}", "--report=false"),
-        *(
-            "--data.batch_size=20",
-            "--data.num_workers=2",
-            "--model.trunk_args={drop_path_rate: 0.2}",
-        ),
+        *("--data.batch_size=20", "--data.num_workers=2"),
+        "--model.trunk_args={drop_path_rate: 0.2}",
         *("--diagnose_every=6", "--evaluation.every=6", "--evaluation.curve_classes=10"),
         "--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR}",
     ]
@@ -97,7 +87,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert found["step"] == wanted["step"] == STEPS
     for part in ("model", "loss"):
         torch.testing.assert_close(found[part], wanted[part], rtol=0, atol=0)
-    found, wanted = (json.loads((path / "run.json").read_text()) for path in (folder, expected))
+    found, wanted = map(record_of, (folder, expected))
     for name in ("metrics", "outputs", "status"):
         assert found[name] == wanted[name]
 
@@ -112,23 +102,21 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(settings, uninterrupted, tmp_
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGINT, output
     assert "Traceback" not in output and "--resume" in output
-    stopped = json.loads((folder / "run.json").read_text())
+    stopped = record_of(folder)
     assert stopped["status"] == "stopped" and stopped["wall_time_s"] > 0
     begin = int(saved_checkpoints(folder)[-1].stem[5:14])
     assert begin > EVERY  # saved where it stopped, not only on schedule
     run([*settings, f"--output={folder}", "--resume"])
     assert_same_run(folder, uninterrupted)
-    sessions = json.loads((folder / "run.json").read_text())["sessions"]
+    sessions = record_of(folder)["sessions"]
     assert [session["from_step"] for session in sessions] == [0, begin]
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
-    processes, settings, request, tmp_path, capsys
-):
-    """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times, each a launch of its own.
+def test_kills_lose_only_steps_since_the_checkpoint(processes, settings, request, tmp_path, capsys):
+    """At any moment; nobody else writes the folder meanwhile.
 
-    Nobody else writes the folder meanwhile.
+    `pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times, each a launch of its own.
     """
     folder, kills = tmp_path / "run", request.config.getoption("--kills")
     quick = kills == processes == 1
@@ -201,9 +189,8 @@ def launched(arguments: list[str], hosts: int) -> list[subprocess.Popen[str]]:
         _, port = free.getsockname()
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"]
     torchrun += ["--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]
-    return [
-        popen([*torchrun, f"--node_rank={rank}", str(RUN), *arguments]) for rank in range(hosts)
-    ]
+    words = ([*torchrun, f"--node_rank={rank}", str(RUN), *arguments] for rank in range(hosts))
+    return [*map(popen, words)]
 
 
 def kill_all(started: list[subprocess.Popen[str]], folder: Path) -> None:
@@ -236,7 +223,7 @@ def test_sigterm_to_a_launcher_saves(launcher, data, tmp_path):
     process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
     deadline = time.monotonic() + TIMEOUT
-    while json.loads((folder / "run.json").read_text())["status"] != "stopped":
+    while record_of(folder)["status"] != "stopped":
         assert time.monotonic() < deadline
         time.sleep(0.1)
     state = load_checkpoint(folder)
@@ -248,9 +235,8 @@ def test_ctrl_c_prints_no_traceback_while_a_command_imports(module, tmp_path):
     stop = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
     (tmp_path / f"{module}.py").write_text(stop)
     words = [sys.executable, "-m", "benchmarks.tables", "glyphs/demo"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=TIMEOUT
-    )
+    told = {"env": environment(), "capture_output": True, "text": True, "timeout": TIMEOUT}
+    done = subprocess.run(words, cwd=tmp_path, **told)
     assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
     assert done.stderr.strip() in ("", "stopped")
 
@@ -258,10 +244,8 @@ def test_ctrl_c_prints_no_traceback_while_a_command_imports(module, tmp_path):
 def test_signals_that_come_together_are_one(monkeypatch):
     later: list[int] = []
     monkeypatch.setattr(stopping, "TOGETHER", math.inf)
-    with (
-        stopping.signals_handled(lambda number, frame: later.append(number)),
-        stopping.StopRequest() as stop,
-    ):
+    handled = stopping.signals_handled(lambda number, frame: later.append(number))
+    with handled, stopping.StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         assert (stop.signal, later) == (signal.SIGTERM, [])

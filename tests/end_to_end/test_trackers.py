@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from accelerate import tracking
@@ -18,6 +19,7 @@ class Kept(tracking.GeneralTracker):
 
     name = "kept"
     requires_logging_directory = False
+    tracker = None
     runs: list["Kept"] = []
 
     def __init__(self, run_name: str) -> None:
@@ -26,13 +28,6 @@ class Kept(tracking.GeneralTracker):
         self.config: dict[str, Any] = {}
         self.ended = False
         self.runs.append(self)
-
-    @property
-    def tracker(self) -> "Kept":
-        return self
-
-    def start(self) -> None:
-        """Nothing to do."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         self.config = values
@@ -44,8 +39,7 @@ class Kept(tracking.GeneralTracker):
         self.ended = True
 
 
-def gone(*arguments: object, **others: object) -> None:
-    raise ConnectionError("gone")
+gone = mock.Mock(side_effect=ConnectionError("gone"))
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ def test_the_rows_of_a_tracker_are_those_of_the_record(settings, tmp_path):
     assert len({make_job(command, tmp_path, {}).digest for command in both}) == 1
 
 
-def test_a_tracker_that_cannot_start(settings, tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_cannot_start(settings, tmp_path, monkeypatch, refused):
     monkeypatch.setattr(Kept, "start", gone)
     for name, said in {
         "wandbb": "Accelerate has no 'wandbb'; it has ",
@@ -92,10 +86,9 @@ def test_a_tracker_that_cannot_start(settings, tmp_path, monkeypatch, capsys):
         "kept": "kept does not start: ConnectionError: gone",
     }.items():
         forget()
-        folder = tmp_path / name
-        assert main([*settings, f"--trackers=[{name}]", f"--output={folder}"]) == 2
-        assert capsys.readouterr().err.startswith(f"error: trackers: {said}")
-        assert not (folder / "run.json").exists()
+        words = [*settings, f"--trackers=[{name}]", f"--output={tmp_path / name}"]
+        assert refused(main, *words).startswith(f"trackers: {said}")
+        assert not (tmp_path / name / "run.json").exists()
 
 
 def test_a_tracker_that_fails_leaves_the_run_alone(settings, tmp_path, monkeypatch, capsys):

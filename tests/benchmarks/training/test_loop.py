@@ -94,9 +94,7 @@ def test_the_batches_of_a_seed_are_still_those_of_earlier_versions() -> None:
 
 
 @pytest.mark.parametrize("data", [*HOW, {"batch_draw": 3}])
-def test_resumes_where_it_was_and_draws_nothing_from_global_generators(
-    data: dict[str, Any],
-) -> None:
+def test_resumes_where_it_was_and_draws_nothing_from_global_generators(data):
     made, _ = sampler([3] * 5, **data)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     whole = list(made)

@@ -1,37 +1,29 @@
 """Bits flipped in the files that `--resume` reads: the run ends as it would have, or one line says why not."""
 
-import json
 import shutil
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.building.objective import build_optimizer
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
-from benchmarks.settings.experiment import Experiment
-from benchmarks.training import run
-from benchmarks.training.parts import build_parts
-from benchmarks.training.state import TrainingState
-from tests.benchmarks.runs import forget, mark_unfinished
+from tests.benchmarks.runs import forget, mark_unfinished, record_of
 from tests.support.processes import TINY
 
 SETTINGS = (
-    *(*TINY, "--optimization.steps=6", "--checkpoint_every=2", "--evaluation.every=2"),
-    *("--evaluation.curve_classes=4", "--protocol=fair", "--report=false"),
+    *(*TINY, "--optimization.steps=4", "--checkpoint_every=2", "--evaluation.every=2"),
+    *("--data.batch_size=20", "--evaluation.curve_classes=4", "--protocol=fair", "--report=false"),
 )
 SPEED = "images_per_second"
 
 
 def results(folder: Path) -> dict[str, Any]:
     """All that a report reads; no times."""
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     kept = ("label", "seed", "steps", "status", "metrics", "outputs", "selection", "data")
     found = {name: record[name] for name in kept}
     for table in ("training", "evaluation"):
@@ -50,28 +42,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def whole(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A finished run. Network and images, which are not what is attacked, are built once."""
-    made: list[Any] = []
-    build = build_parts
-
-    def parts(experiment: Experiment, accelerator: Accelerator) -> Any:
-        if not made:
-            made.extend(build(experiment, accelerator))
-        state, datasets, sampler = made
-        model, loss = deepcopy((state.model, state.loss))
-        optimizer = build_optimizer(experiment.optimization, model, loss)
-        return TrainingState(model, loss, *optimizer), datasets, deepcopy(sampler)
-
-    monkeypatch.setattr(run, "build_parts", parts)
+def whole(data: str, tmp_path: Path) -> Path:
+    """A finished run."""
     assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
     return tmp_path / "whole"
 
 
 @given(drawn=st.data(), last=st.booleans())
-def test_a_flipped_bit_moves_no_result(
-    whole: Path, data: str, capsys: pytest.CaptureFixture[str], drawn: st.DataObject, last: bool
-) -> None:
+def test_a_flipped_bit_moves_no_result(whole, data, capsys, drawn, last):
     folder = whole.with_name("run")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)

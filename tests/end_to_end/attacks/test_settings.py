@@ -163,9 +163,7 @@ def base() -> dict[str, Any]:
 
 
 @given(draw=st.randoms(use_true_random=False))
-def test_wrong_settings(
-    watch: Watch, base: dict[str, Any], tmp_path: Path, draw: random.Random
-) -> None:
+def test_wrong_settings(watch, base, tmp_path, draw):
     text = written(drawn_settings(draw, base), draw)
     (tmp_path / "c.yaml").write_text(text)
     try:

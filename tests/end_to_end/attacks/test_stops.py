@@ -32,14 +32,8 @@ def test_a_disk_that_fills_up(data: str, tmp_path: Path, request: pytest.Fixture
         mount = MOUNT.format(round(10**size), disk)
         command = shlex.join([sys.executable, str(RUN), data, *SHORT, f"--output={disk / 'run'}"])
         script = f"{mount}; {command}; code=$?; cp -r {disk}/run {kept}; exit $code"
-        done = subprocess.run(
-            [*MAY_MOUNT, script],
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        options = {"capture_output": True, "text": True, "timeout": TIMEOUT}
+        done = subprocess.run([*MAY_MOUNT, script], cwd=ROOT, env=environment(), **options)
         said = f"{mount}: {done.stdout}{done.stderr}"
         assert "Traceback" not in said and done.returncode in (0, 1, 2), said
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
