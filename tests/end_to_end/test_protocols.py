@@ -33,7 +33,7 @@ from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
 FAIR = ("--protocol=fair", "--evaluation.every=2", "--checkpoint_every=4")
-FAIR += ("--optimization.steps=6", "--optimization.learning_rate=0.03")
+FAIR += ("--optimization.steps=10", "--optimization.learning_rate=0.03")
 EVERYTHING = ("orders=true", "parts=4", "clustering=true", "divergence=true", "features=5")
 EVERYTHING += ("oracle=true",)
 
@@ -87,7 +87,7 @@ def rebuilt(folder: Path, state: dict[str, Any] | None = None) -> tuple[nn.Modul
 def test_fair_tests_the_weights_that_validation_classes_choose(fair):
     record = record_of(fair)
     curve = read_table(fair / "records", "evaluation")
-    assert curve["step"] == [0, 2, 4, 6]
+    assert curve["step"] == [0, 2, 4, 6, 8, 10]
     assert record["before_training"] is None
     curve = {name: values[1:] for name, values in curve.items()}  # the start is never chosen
     best = curve[MAP].index(max(curve[MAP]))
@@ -147,7 +147,7 @@ def test_a_resumed_fair_run_keeps_its_choice(fair, short, tmp_path, monkeypatch)
     settings, folder, point = [*short, *FAIR], tmp_path / "run", Curves.point
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         # Killed after a point whose weights may be the best, before their checkpoint.
-        patch.setattr(Curves, "point", lambda self, step: point(self, step) if step < 6 else 1 / 0)
+        patch.setattr(Curves, "point", lambda self, step: point(self, step) if step < 8 else 1 / 0)
         finished(settings, folder)
     (folder / "checkpoints" / "best_000000006.pt").touch()
     killed, whole = finished([*settings, "--resume"], folder), record_of(fair)
