@@ -1,17 +1,24 @@
-"""Loading of pretrained weights into a timm model, from files in any of the layouts in circulation."""
+"""Pretrained weights of a timm model: from a file in any of the layouts in circulation, or timm's own."""
 
 import hashlib
 import pickle
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models import load_state_dict
 from torch import Tensor
 
 from benchmarks.console.printing import reason
 from benchmarks.settings.errors import ConfigError
+
+PATIENCE = 10  # seconds
 
 PUBLISHED = {
     # The checksum's beginning, in the file's name, is the only published part of it.
@@ -100,3 +107,31 @@ def _convert(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
         for name, value in state_dict.items()
         if model.num_classes or not name.startswith(heads)
     }
+
+
+@contextmanager
+def fetching() -> Iterator[None]:
+    """Weights of timm's own: the hub is asked once; if it does not answer, only its cache counts.
+
+    Raises:
+        ConnectionError: if the hub does not answer, and its cache lacks the weights.
+    """
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _answers()
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if before else f"{constants.ENDPOINT} does not answer"
+        raise ConnectionError(f"its weights are not in the hub's cache, and {why}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _answers() -> bool:
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=PATIENCE).close()
+    except HTTPError:  # is an answer
+        return True
+    except (OSError, ValueError):
+        return False
+    return True

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.backbones import register
-from benchmarks.backbones.hub import fetching
-from benchmarks.backbones.weights import load_weights
+from benchmarks.backbones.weights import fetching, load_weights
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
 from benchmarks.console.printing import reason
