@@ -153,21 +153,22 @@ def _view(glyph: Pixels, index: int, seed: int) -> Floats:
     angle, shear, right, down = (2 * draw - 1 for draw in draws[:4])
     scale, height, width, top, left, gray = draws[4:]
 
-    affine = _inverse_affine(
-        angle=angle * ROTATION,
-        shear=shear * SHEAR,
-        scale=SCALE[0] + scale * (SCALE[1] - SCALE[0]),
-        right=2 * right * TRANSLATION,  # the side is 2 long
-        down=2 * down * TRANSLATION,
-    )
+    # As torch's `grid_sample` takes it, [M^-1 | -M^-1 t], from a place in the view to that in the glyph:
+    # M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down), in units of half a side.
+    angle, shear, scale = angle * ROTATION, shear * SHEAR, SCALE[0] + scale * (SCALE[1] - SCALE[0])
+    right, down = 2 * right * TRANSLATION, 2 * down * TRANSLATION
+    cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
+    xx, xy, yx, yy = cos + shear * sin, sin - shear * cos, -sin, cos
+    inverse = (xx, xy, -xx * right - xy * down), (yx, yy, -yx * right - yy * down)
+    affine = np.array(inverse, dtype=np.float32)
     size = len(glyph)
     where = torch.from_numpy((_grid(size) @ affine.T).reshape(1, size, size, 2))
     ink = torch.from_numpy(glyph[None, None].astype(np.float32))
     view: Floats = F.grid_sample(ink, where, align_corners=False)[0].numpy()
 
-    rows, columns = round(height * OCCLUDED_SIDE * size), round(width * OCCLUDED_SIDE * size)
-    row, column = int(top * (size - rows + 1)), int(left * (size - columns + 1))
-    view[:, row : row + rows, column : column + columns] = 255 * gray
+    tall, wide = round(height * OCCLUDED_SIDE * size), round(width * OCCLUDED_SIDE * size)
+    row, column = int(top * (size - tall + 1)), int(left * (size - wide + 1))
+    view[:, row : row + tall, column : column + wide] = 255 * gray
 
     view *= 2 / 255
     view -= 1
@@ -175,21 +176,9 @@ def _view(glyph: Pixels, index: int, seed: int) -> Floats:
     return view
 
 
-def _inverse_affine(angle: float, shear: float, scale: float, right: float, down: float) -> Floats:
-    """[M^-1 | -M^-1 t], (2, 3): from a place (x, y) in the view to that in the glyph, as in torch's `grid_sample`.
-
-    M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down).
-    """
-    cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
-    xx, xy = cos + shear * sin, sin - shear * cos
-    yx, yy = -sin, cos
-    rows = (xx, xy, -xx * right - xy * down), (yx, yy, -yx * right - yy * down)
-    return np.array(rows, dtype=np.float32)
-
-
 @cache
 def _grid(size: int) -> Floats:
-    """The centres (x, y, 1) of an image's pixels in the coordinates above, (size * size, 3)."""
+    """The centres (x, y, 1) of an image's pixels in `grid_sample`'s coordinates, (size * size, 3)."""
     axis = (2 * np.arange(size, dtype=np.float32) + 1) / size - 1
     x, y = np.tile(axis, size), np.repeat(axis, size)
     return np.stack([x, y, np.ones_like(x)], axis=1)

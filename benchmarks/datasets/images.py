@@ -18,10 +18,6 @@ Key = int | tuple[int, int]
 """Request of a test view, by the image's index, or of a training view: (index, seed)."""
 
 
-UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-"""Views of images that are counted only."""
-
-
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     """One split of a `Listing`; its classes are disjoint between splits, except in a table of known classes.
 
@@ -31,7 +27,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     Args:
         split: "train" or "test", or "all" classes, or the two parts of the training classes, "development" and
             "validation", to choose settings without the test classes.
-        views: Makes training and test views of an image.
+        views: Makes training and test views of an image. Without them, images can be counted.
         fold, folds: Which part of the training classes is "validation", and of how many.
         max_classes: Keep only the first classes of the split, by name; default: all.
         draw_seed: Keep as many classes, drawn by this seed, in place of the first ones.
@@ -51,18 +47,22 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError: for an impossible fold.
     """
 
+    views: ImageViews
+
     def __init__(
         self,
         listing: Listing,
         split: Split = "train",
         *,
-        views: ImageViews = UNSEEN,
+        views: ImageViews | None = None,
         fold: int = 0,
         folds: int = 4,
         max_classes: int | None = None,
         draw_seed: int | None = None,
     ) -> None:
-        self.listing, self.views = listing, views
+        self.listing = listing
+        if views is not None:
+            self.views = views
         self.layout, self.fingerprint = listing.layout, listing.fingerprint
         parts, classes = np.array(listing.parts), np.array(listing.classes)
         rows = np.flatnonzero(((parts == "train") != (split == "test")) | (split == "all"))
