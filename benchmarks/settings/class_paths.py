@@ -23,7 +23,7 @@ import jsonargparse
 
 from benchmarks.console.printing import reason
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.trusted import OURS, is_trusted, trusted_module
+from benchmarks.settings.trusted import OURS, is_trusted
 from benchmarks.settings.types import ClassSpec
 from benchmarks.settings.yaml_files import misread
 
@@ -119,7 +119,14 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
     if not isinstance(given, dict):
         raise ConfigError(f"{key}.init_args: expected a mapping, got {given!r}")
     path, where = spec["class_path"], f"{key}.class_path"
-    module, name = trusted_module(path, where)
+    if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
+        raise ConfigError(f"{where}: expected a path such as torch.optim.SGD, got {path!r}")
+    module, _, name = path.rpartition(".")
+    if not is_trusted(module):
+        raise ConfigError(
+            f"{where}: {path} is not imported, since importing a module runs it; if you trust it, add "
+            f"--trust {module} to the command"
+        )
     try:
         cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing runs the module

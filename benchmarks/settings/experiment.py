@@ -6,8 +6,7 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 
 import re
 from collections.abc import Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -184,12 +183,7 @@ class Experiment:
 
     def config(self) -> dict[str, Any]:
         """A copy of all settings as YAML has them; classes as they are described."""
-        return dict(_as_yaml(self))
-
-    @property
-    def mixed_precision(self) -> str:
-        """As Accelerate names it."""
-        return self.precision if self.precision in ("bf16", "fp16") else "no"
+        return asdict(self, dict_factory=_as_yaml)
 
     def _faults(self) -> Iterator[str]:
         """Lines on settings that do not go together."""
@@ -252,11 +246,11 @@ class Experiment:
             yield "evaluation.oracle: tests at every evaluation.every steps, not 0; data.split must be test"
 
 
-def _as_yaml(value: Any) -> Any:
-    if is_dataclass(value):
-        return {part.name: _as_yaml(getattr(value, part.name)) for part in fields(value)}
-    if isinstance(value, list):
-        return [_as_yaml(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    return deepcopy(value.description if isinstance(value, ClassSpec) else value)
+def _as_yaml(settings: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(settings)
+    for name, value in settings:
+        if isinstance(value, ClassSpec):
+            mapping[name] = value.description
+        elif isinstance(value, Path):
+            mapping[name] = str(value)
+    return mapping

@@ -1,13 +1,10 @@
 """Trusted modules, whose classes settings may name: importing a module runs it."""
 
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import jsonargparse
-
-from benchmarks.settings.errors import ConfigError
 
 # jsonargparse would import what a value names, and call it if any value is accepted; the types of the settings are
 # in `benchmarks.settings`. It would also take null for any value that is not given.
@@ -40,16 +37,3 @@ def trust(modules: Iterable[str]) -> None:
 def is_trusted(module: str, packages: Iterable[str] = OURS) -> bool:
     """True if the module is one of these, a submodule of one, or one that a command line trusts."""
     return any(f"{module}.".startswith(f"{package}.") for package in (*packages, *_added))
-
-
-def trusted_module(path: object, key: str) -> tuple[str, str]:
-    """Split the dotted path of a class into module and name; a ConfigError if the module is not trusted."""
-    if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
-        raise ConfigError(f"{key}: expected a path such as torch.optim.SGD, got {path!r}")
-    module, _, name = path.rpartition(".")
-    if not is_trusted(module):
-        raise ConfigError(
-            f"{key}: {path} is not imported, since importing a module runs it; if you trust it, add "
-            f"--trust {module} to the command"
-        )
-    return module, name

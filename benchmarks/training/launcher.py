@@ -43,7 +43,7 @@ def start(experiment: Experiment) -> Accelerator:
     if experiment.evaluation.clustering and find_spec("faiss") is None:
         raise ConfigError("evaluation.clustering: needs faiss-cpu; install it, or set it to false")
     accelerator = Accelerator(
-        mixed_precision=experiment.mixed_precision,
+        mixed_precision=experiment.precision if experiment.precision in ("bf16", "fp16") else "no",
         gradient_accumulation_steps=1,
         step_scheduler_with_optimizer=False,
         project_dir=experiment.output,
@@ -75,7 +75,7 @@ def check_launcher(experiment: Experiment) -> None:
     for name, value in describe_launcher().items():
         off = OFF | {"1"} if name.endswith("_STEPS") else OFF  # of accumulation: one is none
         if name == "ACCELERATE_MIXED_PRECISION":
-            if value.lower() not in ("", "no", experiment.mixed_precision):
+            if value.lower() not in ("", "no", experiment.precision):
                 raise ConfigError(
                     f"{name}={value}: the run has precision {experiment.precision}; set --precision, or take it "
                     "from the environment or Accelerate's config file"
