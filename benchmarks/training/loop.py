@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ class Due(NamedTuple):
     save: bool
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains the network and the loss, and logs, tests and saves them when it is due, on all processes.
 
@@ -53,21 +55,18 @@ class Trainer:
         curves: Measures the network, and chooses the best weights.
     """
 
-    def __init__(
-        self,
-        state: TrainingState,
-        sampler: StepSampler,
-        experiment: Experiment,
-        record: RunWriter,
-        curves: Curves,
-    ) -> None:
-        self.state, self.sampler, self.experiment = state, sampler, experiment
-        self.record, self.curves = record, curves
+    state: TrainingState
+    sampler: StepSampler
+    experiment: Experiment
+    record: RunWriter
+    curves: Curves
+
+    def __post_init__(self) -> None:
         # record-keeper reads its whole csv file again for every group of rows.
-        self.log_every = max(10, sampler.steps // 200)
-        self._is_sum = bool(term_names(state.loss))
-        chunk_size = experiment.optimization.chunk_size
-        self._cache = chunk_size and GradientCache(state.model, state.loss, chunk_size)
+        self.log_every = max(10, self.sampler.steps // 200)
+        self._is_sum = bool(term_names(self.state.loss))
+        chunk_size = self.experiment.optimization.chunk_size
+        self._cache = chunk_size and GradientCache(self.state.model, self.state.loss, chunk_size)
 
     def run(self, loader: Any) -> None:
         """Train to the sampler's last step, or until asked to stop: then `state.stopped_by` is the signal.
@@ -124,8 +123,8 @@ class Trainer:
                     self.save()
                 if state.stopped_by is not None:
                     return
-                if due.evaluate or due.save:
-                    pending.resume()
+                if due.evaluate or due.save:  # its clock does not count them
+                    pending = Pending(self.sampler.batch_size)
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, dict[str, float]]]:
         """The loss, its terms and, when due, the ratios of their gradients, by table."""
@@ -221,29 +220,25 @@ def seed_generators(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
+@dataclass
 class Pending:
     """Losses that are not read yet: reading waits for the device, so it is done rarely."""
 
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        self._rows: list[tuple[int, Tensor, float, Tensor]] = []
-        self.resume()
-
-    def resume(self) -> None:
-        """Restart the clock after other work."""
-        self._since = time.perf_counter()
+    batch_size: int
+    rows: list[tuple[int, Tensor, float, Tensor]] = field(default_factory=list)
+    since: float = field(default_factory=time.perf_counter)
 
     def add(self, step: int, loss: Tensor, rate: float, indices: Tensor) -> None:
-        self._rows.append((step, loss, rate, indices))
+        self.rows.append((step, loss, rate, indices))
 
     def flush(self, state: TrainingState) -> tuple[list[Row], dict[str, str]]:
         """The rows to log, checked, and the text of the progress bar."""
-        losses = in_float64(torch.stack([loss for _, loss, _, _ in self._rows])).tolist()
+        losses = in_float64(torch.stack([loss for _, loss, _, _ in self.rows])).tolist()
         now = time.perf_counter()
-        state.busy_seconds += now - self._since
-        speed = len(losses) * self._batch_size / (now - self._since)
+        state.busy_seconds += now - self.since
+        speed = len(losses) * self.batch_size / (now - self.since)
         rows: list[Row] = []
-        for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
+        for value, (step, _, rate, indices) in zip(losses, self.rows, strict=True):
             if not np.isfinite(value):
                 rate_too = "lower the learning rate, or " if step > 1 else ""
                 raise NonFiniteError(
@@ -251,5 +246,5 @@ class Pending:
                     "images and at the loss's arguments"
                 )
             rows.append((step, {"loss": value, "learning_rate": rate, "images_per_second": speed}))
-        self._rows, self._since = [], now
+        self.rows, self.since = [], now
         return rows, {"loss": f"{losses[-1]:.4g}", "images/s": f"{speed:.0f}"}

@@ -1,46 +1,34 @@
 """State of a training, as a checkpoint holds it."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import Accelerator
 from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from benchmarks.building.network import EmbeddingModel, batch_norms
-from pml_regularizers import DistributedLoss, prepare_loss
+from benchmarks.building.network import batch_norms
+from pml_regularizers import prepare_loss
 
 
+@dataclass(eq=False)
 class TrainingState:
     """The parts of a training, and how far it is: saved and restored together.
 
     A step is a function of the seed and its number, so the parts include no generator and no sampler.
-
-    Attributes:
-        step: Number of steps done.
-        seconds: Since the start, including evaluations and checkpoints.
-        busy_seconds: In training steps only.
-        stopped_by: The signal that stopped it.
     """
 
-    stopped_by: int | None = None
-
-    accelerator: Accelerator  # from `prepare` on
-
-    def __init__(
-        self,
-        model: EmbeddingModel,
-        loss: DistributedLoss,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None,
-    ) -> None:
-        self.model: Any = model
-        self.loss: Any = loss
-        self.optimizer: Any = optimizer
-        self.scheduler = scheduler
-        self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
+    model: Any  # an `EmbeddingModel`; this, loss and optimizer are wrapped by `prepare`
+    loss: Any
+    optimizer: Any
+    scheduler: LRScheduler | None
+    step: int = 0  # number of steps done
+    seconds: float = 0.0  # since the start, including evaluations and checkpoints
+    busy_seconds: float = 0.0  # in training steps only
+    stopped_by: int | None = None  # the signal
+    accelerator: Accelerator = field(init=False, repr=False)  # from `prepare` on
 
     def prepare(self, accelerator: Accelerator) -> None:
         """Move the parts to their device, and let them work with those of other processes."""
