@@ -158,8 +158,15 @@ def describe_versions() -> dict[str, str]:
 
 def describe_hardware() -> dict[str, Any]:
     """Processor (None if unknown), cores this process may use, torch's threads, memory in GiB and GPU names."""
+    processor = platform.processor()
+    with suppress(OSError):
+        cpus = Path("/proc/cpuinfo").read_text()
+        if line := re.search(r"^model name\s*:(.*)", cpus, re.MULTILINE):
+            processor = line[1].strip()
+    if processor:  # its vector instructions, too: both decide how sums are rounded
+        processor = f"{processor}, {torch.backends.cpu.get_cpu_capability()}"
     return {
-        "processor": _processor(),
+        "processor": processor or None,
         "cores": joblib.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -174,16 +181,6 @@ def peak_memory() -> dict[str, float]:
     if torch.cuda.is_available():
         peak["gpu"] = torch.cuda.max_memory_allocated() / 2**30
     return peak
-
-
-def _processor() -> str | None:
-    """Name and vector instructions: both decide how sums are rounded."""
-    name = platform.processor()
-    with suppress(OSError):
-        cpus = Path("/proc/cpuinfo").read_text()
-        if line := re.search(r"^model name\s*:(.*)", cpus, re.MULTILINE):
-            name = line[1].strip()
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
 def describe_launcher() -> dict[str, str]:

@@ -75,21 +75,14 @@ def _best(run: Path, step: int) -> Path:
     return next(folder.glob(f"{name}-*.pt"), folder / f"{name}.pt")
 
 
-def run_identity(
-    info: Mapping[str, Any], config: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Seed, images, file of weights and settings of a run: its checkpoints must agree in them.
-
-    Args:
-        info: Its run.json.
-        config: Its settings; default: those of run.json.
-    """
+def run_identity(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Seed, images, file of weights and settings in a run.json: the checkpoints of the run must agree in them."""
     return {
         "seed": info["seed"],
         "data": info["data"]["fingerprint"],
         "content": info["data"].get("content"),
         "weights": info["weights"] and info["weights"]["sha256"],
-        "config": info["config"] if config is None else config,
+        "config": info["config"],
     }
 
 

@@ -1,14 +1,17 @@
 """Writes a run's folder, which is locked and compared with the settings that it was started with."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from benchmarks.console.writing import InUseError, replace_file
+from benchmarks.datasets.glyphs import Glyphs
+from benchmarks.datasets.images import ImageSet
 from benchmarks.records.files import file_digest, write_json
-from benchmarks.records.provenance import describe_session
+from benchmarks.records.provenance import describe_session, look_through
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import (
     RunFolder,
@@ -25,6 +28,31 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.yaml_files import dump
 
 
+def on_main(work: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that the main process does alone; all processes return its result, or raise its error."""
+
+    @wraps(work)
+    def everywhere(self: "RunWriter", *arguments: Any) -> Any:
+        result, error = None, None
+        if self._accelerator.is_main_process:
+            try:
+                result = work(self, *arguments)
+            except (ConfigError, InUseError, RunFolderError) as raised:
+                error = raised
+            except OSError as raised:
+                place = raised.filename or self.path
+                error = RunFolderError(f"output: {place}: {raised.strerror or raised}")
+            except ValueError as raised:
+                error = RunFolderError(str(raised))
+        result, error = broadcast_object_list([result, error])
+        if error is not None:
+            self.close()
+            raise error
+        return result
+
+    return everywhere
+
+
 class RunWriter:
     """Writer of a run's folder, which it opens; all processes create this object, and only the main one writes.
 
@@ -33,7 +61,7 @@ class RunWriter:
         info: run.json, on the main process; empty before `restore` if there is none.
         finished: True if nothing is left to do.
         identity: See `run_identity`; known from `restore` on.
-        begun: True from `begin` on.
+        begun: True from `begin` on, on the main process.
 
     Raises:
         RunFolderError: on all processes, if the folder holds another run or other files.
@@ -51,27 +79,9 @@ class RunWriter:
         self._steps: StepTables | None = None
         self._command, self._argv, self._accelerator = command, argv, accelerator
         self._trackers = Trackers(accelerator, command.experiment.trackers)
-        self.finished: bool = self._on_main(self._open)
+        self.finished: bool = self._open()
 
-    def _on_main(self, work: Callable[[], Any]) -> Any:
-        """Do something on the main process; all processes return its result, or raise its error."""
-        result, error = None, None
-        if self._accelerator.is_main_process:
-            try:
-                result = work()
-            except (ConfigError, InUseError, RunFolderError) as raised:
-                error = raised
-            except OSError as raised:
-                place = raised.filename or self.path
-                error = RunFolderError(f"output: {place}: {raised.strerror or raised}")
-            except ValueError as raised:
-                error = RunFolderError(str(raised))
-        result, error = broadcast_object_list([result, error])
-        if error is not None:
-            self.close()
-            raise error
-        return result
-
+    @on_main
     def _open(self) -> bool:
         """True if the folder holds this run, finished; a folder without a run stays as it is until `restore`."""
         if not (self.path / "run.json").exists():
@@ -99,29 +109,27 @@ class RunWriter:
         line = f"output: {self.path} already holds a run; add --resume to continue it"
         return RunFolderError(f"{line}, or choose another --output")
 
-    def restore(
-        self, about: dict[str, Any], look_through: Callable[[], dict[str, Any]] = dict
-    ) -> dict[str, Any] | None:
+    def restore(self, about: dict[str, Any], test: Glyphs | ImageSet) -> dict[str, Any] | None:
         """The last checkpoint; None if there is none, and a new run begins.
 
         Args:
             about: Entries of run.json that describe data and weights.
-            look_through: Gives more entries of "data", such as the SHA-256 of the images' bytes; called by the main
-                process.
+            test: The tested images, whose files the main process looks through.
 
         Raises:
-            DatasetError: on all processes, if an image cannot be used.
-            RunFolderError: on all processes, if an image is not the one that the run was started with, or if the
-                checkpoint is damaged or of another run.
+            RunFolderError: on all processes, if an image cannot be used or is not the one that the run was started
+                with, or if the checkpoint is damaged or of another run.
         """
-        self.identity = self._on_main(lambda: self._compare(about, look_through()))
+        self.identity = self._compare(about, test)
         return load_checkpoint(self.path, self.identity)
 
-    def _compare(self, about: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    @on_main
+    def _compare(self, about: dict[str, Any], test: Glyphs | ImageSet) -> dict[str, Any]:
         """The run's identity, after the images of a resumed one were compared with those it began with."""
-        about["data"] |= content
         command, experiment = self._command, self._command.experiment
-        identity = run_identity({"seed": experiment.seed, **about}, command.config)
+        about["data"] |= look_through(experiment.data, test)
+        config = command.config
+        identity = run_identity({"seed": experiment.seed, "config": config, **about})
         if self.info:
             changes = run_changes(run_identity(self.info), identity, recorded=True)
             for change in changes:
@@ -135,7 +143,7 @@ class RunWriter:
             self._folder = RunFolder(self.path)
             if (self.path / "run.json").exists():  # of a process that was faster
                 raise self._already()
-            self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
+            self.info = {"name": self.path.name, "recipe": command.recipe, "config": config}
             self.info |= {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
         self.info |= {
             "label": experiment.label,
@@ -146,6 +154,7 @@ class RunWriter:
         }
         return identity
 
+    @on_main
     def begin(self, saved: Mapping[str, Any] | None) -> None:
         """Cut the records back to the checkpoint that the run continues from, and note that it is running.
 
@@ -153,10 +162,6 @@ class RunWriter:
             ConfigError: on all processes, if a tracker does not start.
             RunFolderError: on all processes, if the records do not match the checkpoint.
         """
-        self._on_main(lambda: self._begin(saved))
-        self.begun = True
-
-    def _begin(self, saved: Mapping[str, Any] | None) -> None:
         session = describe_session(self._argv, self._accelerator.num_processes)
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
         work: dict[str, Any] = {"status": "running", "error": None, "traceback": None}
@@ -174,6 +179,7 @@ class RunWriter:
         self._folder.remove_old(saved and saved["best"])
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
+        self.begun = True
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint."""

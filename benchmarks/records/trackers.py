@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
@@ -36,12 +37,13 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
+@dataclass
 class Trackers:
     """The trackers of an accelerator, by Accelerate's names; used by the main process alone."""
 
-    def __init__(self, accelerator: Accelerator, names: Sequence[str]) -> None:
-        self._accelerator, self._names = accelerator, names
-        self._works = bool(names)
+    accelerator: Accelerator
+    names: Sequence[str]
+    failed: bool = False
 
     def start(
         self, run: str, config: Mapping[str, Any], before: Mapping[str, str], step: int | None
@@ -66,8 +68,8 @@ class Trackers:
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
         continued: dict[str, str] = {}
         started: list[Any] = []
-        accelerator = self._accelerator
-        for name in self._names:
+        accelerator = self.accelerator
+        for name in self.names:
             # One by one, so that an error names its tracker.
             accelerator.log_with, accelerator.trackers = [name], []
             try:
@@ -92,14 +94,14 @@ class Trackers:
     def log(self, tables: Mapping[str, Sequence[Row]]) -> None:
         """Hand over rows as {"TABLE/NAME": value}, in the order of their steps, which some trackers need."""
         steps: dict[int, dict[str, float]] = defaultdict(dict)
-        for table, rows in tables.items() if self._works else ():
+        for table, rows in tables.items() if self.names and not self.failed else ():
             for step, values in rows:
                 steps[int(step)] |= {f"{table}/{name}": float(x) for name, x in values.items()}
         try:
             for step in sorted(steps):
-                self._accelerator.log(steps[step], step=step)
+                self.accelerator.log(steps[step], step=step)
         except Exception as error:
-            self._works = False
+            self.failed = True
             failed = f"trackers: {type(error).__name__}: {reason(error)}"
             say(f"{failed}; they get no more rows, records/ has them")
 

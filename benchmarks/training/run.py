@@ -22,7 +22,7 @@ from benchmarks.evaluation.outputs import (
     verified,
 )
 from benchmarks.evaluation.tester import Evaluator
-from benchmarks.records.provenance import describe_data, look_through, now, peak_memory
+from benchmarks.records.provenance import describe_data, now, peak_memory
 from benchmarks.records.results import digests, load_run
 from benchmarks.records.run_folder import RunFolderError, load_best
 from benchmarks.records.run_writer import RunWriter
@@ -61,15 +61,12 @@ def run(experiment: Experiment, record: RunWriter, accelerator: Accelerator) -> 
         workers = 0  # nothing is left to do for an image whose output is kept
         keep = partial(CachedViews, accelerator, state.model, experiment=experiment)
         train, *tested = datasets
-        untrained = not sampler.steps
-        sources = [
-            keep(train, test=untrained),
-            *(part and keep(part, test=True) for part in tested),
-        ]
+        sources = [keep(train, test=not sampler.steps)]
+        sources += [part and keep(part, test=True) for part in tested]
     elif data.decoded_gib is not None:
         sources = decoded(datasets, data, accelerator.device)
 
-    saved = record.restore(about, partial(look_through, data, datasets.test))
+    saved = record.restore(about, datasets.test)
     if saved is not None:
         try:
             state.load_state_dict(saved)
