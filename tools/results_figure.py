@@ -16,7 +16,8 @@ SKETCHES = "HORDE with sketches helps binomial deviance"
 JRS = "JRS helps AM\N{NON-BREAKING HYPHEN}softmax"
 PROXY = "Proxy\N{NON-BREAKING HYPHEN}Anchor"
 HEADS, METHODS = "photographs_heads", "photographs_heads_methods"
-SECOND = "photographs_heads_second"
+SECOND, TRUNK = "photographs_heads_second", "photographs_cars_heads"
+WHITENING = "Whitening of the trained features is better than"
 START = "A head that starts at principal components helps"
 MECHANISM, LOSSES = "photographs_mechanism_butterflies", "photographs_mechanism_losses"
 ROWS = {  # by kind: a label, the study's page, and how the row of its table begins
@@ -37,6 +38,14 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ("JRS on AM-softmax", METHODS, JRS),
         ("energy confusion on binomial deviance", METHODS, "Energy confusion"),
         ("VEM attention on the margin loss", METHODS, "VEM attention"),
+    ],
+    "Cars, MobileNetV2 and Proxy-Anchor: 98 held-out classes, six seeds": [
+        ("a start at components", TRUNK, START),
+        ("no layer while training", TRUNK, "Training without a head helps"),
+        ("whitening after random numbers", TRUNK, f"{WHITENING} a random head"),
+        ("whitening after components", TRUNK, f"{WHITENING} a head that started"),
+        ("powers beside random numbers", TRUNK, f"Powers help {PROXY} with a random"),
+        ("powers from components", TRUNK, f"Powers help {PROXY} with a PCA"),
     ],
     "Cars: 98 held-out classes, ten seeds": [
         ("HORDE on binomial deviance", "photographs_cars", SKETCHES),

@@ -118,8 +118,8 @@ def read_cars(root: Path) -> Listing:
         layout, file = "combined", folder / "cars_annos.mat"
         images, names = _annotated(file, "relative_im_path"), [*_variable(file, "class_names")]
     else:  # by PML from Kaggle; names of folders have no "/"
-        layout, images = "kaggle", _pml_images("Cars196", folder, "anno_train.csv", "anno_test.csv")
-        names = [name.strip() for name in read_lines(folder / "names.csv")]
+        layout, names = "kaggle", [name.strip() for name in read_lines(folder / "names.csv")]
+        images = _pml_images("Cars196", folder, "anno_train.csv", "anno_test.csv")
     with reading(folder):
         classes = [f"{class_id:03d} {names[class_id - 1]}" for _, class_id in images]
     paths = [path for path, _ in images]
