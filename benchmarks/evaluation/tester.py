@@ -1,4 +1,4 @@
-"""A tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
+"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -43,7 +44,34 @@ def _bar(work: Any, accelerator: Accelerator | None, **words: str) -> Any:
 
 
 class _Calculator(RankAccuracyCalculator):
-    """The ranks are one of its metrics."""
+    """Metrics within one matrix, by a ranking; the ranks are one of them.
+
+    The processes of the accelerator share the queries; without one, this process ranks, on the CPU.
+    """
+
+    def __init__(
+        self, recall_at: Sequence[int], ranking: Ranking, accelerator: Accelerator | None
+    ) -> None:
+        names = ("mean_average_precision_at_r", "r_precision", "ranks")
+        super().__init__(
+            include=[*(f"recall_at_{K}" for K in recall_at), *names],
+            recall_at=recall_at,
+            device=torch.device("cpu") if accelerator is None else None,
+            accelerator=accelerator,
+            progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
+            group_rule="all" if ranking.whole_groups else "class",
+        )
+        self.ranking = ranking
+
+    def get_accuracy(self, query: Tensor, query_labels: Tensor, *_: Any, **__: Any) -> Any:
+        """The metrics of the matrix that PML's tester hands over as queries, and as references."""
+        return self.get_accuracy_within(
+            *(query, query_labels),
+            queries=self.ranking.queries,
+            references=self.ranking.gallery,
+            groups=self.ranking.groups,
+            normalize=True,
+        )
 
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
         return ranks
@@ -63,22 +91,7 @@ def rank(
         accelerator: Processes that share the queries; all call this. None: this one alone, on the CPU.
     """
     ranking = ranking or Ranking.of_all(len(vectors))
-    names = ("mean_average_precision_at_r", "r_precision", "ranks")
-    calculator = _Calculator(
-        include=[*(f"recall_at_{K}" for K in recall_at), *names],
-        recall_at=recall_at,
-        device=torch.device("cpu") if accelerator is None else None,
-        accelerator=accelerator,
-        progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
-        group_rule="all" if ranking.whole_groups else "class",
-    )
-    metrics = calculator.get_accuracy_within(
-        *(vectors, labels),
-        queries=ranking.queries,
-        references=ranking.gallery,
-        groups=ranking.groups,
-        normalize=True,
-    )
+    metrics = _Calculator(recall_at, ranking, accelerator).get_accuracy(vectors, labels)
     return metrics, metrics.pop("ranks")
 
 
@@ -177,11 +190,43 @@ class Evaluator:
         ranking: Ranking | None = None,
         extract: Extractor | None = None,
     ) -> Measured:
-        """Test the model; by default, each image is ranked against all others."""
+        """Test the model with PML's tester; by default, each image is ranked against all others."""
         ranking = ranking or Ranking.of_all(len(cast(Sized, dataset)))
-        embeddings, labels, *descriptors = self.embed(dataset, extract)
-        metrics, ranks = rank(embeddings, labels, recall_at, ranking, self.accelerator)
+        tester = _Tester(self, _Calculator(recall_at, ranking, self.accelerator), extract)
+        results = tester.test({"test": dataset}, 0, self.model)["test"]
+        del results["epoch"]
+        metrics = {name.removesuffix("_level0"): value for name, value in results.items()}
+        ranks = metrics.pop("ranks")
+        embeddings, labels, *descriptors = tester.columns
         return Measured(metrics, ranks, embeddings, labels, ranking, *descriptors)
+
+
+class _Tester(GlobalEmbeddingSpaceTester):
+    """PML's tester, whose images all processes embed; afterwards, `columns` are the results of `embed`."""
+
+    columns: tuple[Tensor, ...]
+
+    def __init__(
+        self, evaluator: Evaluator, calculator: _Calculator, extract: Extractor | None
+    ) -> None:
+        super().__init__(
+            normalize_embeddings=False,  # the calculator does it, without a copy
+            batch_size=evaluator.batch_size,
+            dataloader_num_workers=evaluator.num_workers,
+            data_device=evaluator.accelerator.device,
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+            accuracy_calculator=calculator,
+        )
+        self.evaluator, self.extract = evaluator, extract
+
+    def compute_all_embeddings(self, dataloader: Any, *_: Any) -> tuple[Tensor, Tensor]:
+        """The embeddings (n, E) and the labels (n, 1)."""
+        self.columns = self.evaluator.embed(dataloader.dataset, self.extract)
+        return self.columns[0], self.columns[1][:, None]
+
+    def set_reference_and_query(self, embeddings: dict[str, Any], *_: Any) -> Any:
+        """All images as queries and as references; PML would copy these."""
+        return embeddings["test"] * 2
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:
